@@ -1,0 +1,41 @@
+# Each target works alone on a fresh clone: the first one to need it builds .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-gpu check format clean constraints
+
+demo: $(READY)
+	$(BIN)/python -m benchmarks.demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+# The same test bodies on a card, with whatever python3 has torch: nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu -p no:cacheprovider -o addopts= -o timeout= -W ignore::pytest.PytestConfigWarning
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Re-pins everything to what the registry offers today; names and versions only.
+constraints:
+	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --python $(BIN)/python -e '.[dev]'
+	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable > constraints.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""What every other room stands on; imports nothing of ours from outside this folder."""

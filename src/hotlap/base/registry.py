@@ -1,0 +1,93 @@
+"""Names to things: built-in ones as import paths, plug-ins from entry points, both loaded only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from hotlap.base.errors import TargetError, UnknownName, did_you_mean
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered name."""
+
+    name: str
+    path: str
+    """``module:attribute``, imported by :meth:`load`."""
+    summary: str
+    source: str = "hotlap"
+    """The distribution that registered it."""
+
+    def load(self) -> Any:
+        module, _, attribute = self.path.partition(":")
+        thing: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
+        return thing
+
+
+class Registry:
+    """The known names of one kind of thing."""
+
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, tuple[str, str]]) -> None:
+        self.kind = kind
+        self.group = group
+        self._entries = {name: Entry(name, path, summary) for name, (path, summary) in builtin.items()}
+        self._scanned = False
+        self.broken: dict[str, str] = {}
+        """Plug-ins that could not be used, by name, with the reason."""
+
+    def _scan(self) -> None:
+        if self._scanned:
+            return
+        self._scanned = True
+        for point in entry_points(group=self.group):
+            dist = point.dist.name if point.dist else "unknown distribution"
+            if point.name in self._entries:
+                if self._entries[point.name].path != point.value:
+                    self.broken[point.name] = f"{dist} registers the name {point.name!r}, which is taken"
+                continue
+            self._entries[point.name] = Entry(point.name, point.value, f"plug-in from {dist}", dist)
+
+    def names(self) -> list[str]:
+        self._scan()
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        self._scan()
+        return iter(self._entries[name] for name in self.names())
+
+    def __contains__(self, name: str) -> bool:
+        self._scan()
+        return name in self._entries
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The thing registered under ``name``, imported now."""
+        self._scan()
+        if name not in self._entries:
+            raise UnknownName(f"unknown {self.kind} {name!r}", remedy=did_you_mean(name, self._entries))
+        entry = self._entries[name]
+        try:
+            return entry.load()
+        except Exception as error:
+            self.broken[name] = f"{type(error).__name__}: {error}"
+            raise TargetError(
+                f"{self.kind} {name!r} ({entry.path}, from {entry.source}) cannot be loaded: "
+                f"{type(error).__name__}: {error}",
+                remedy=f"Reinstall or remove {entry.source}",
+            ) from error
+
+    def check_plugins(self) -> dict[str, str]:
+        """Tries to import every plug-in; the broken ones by name, with the reason. One failure stops no other."""
+        for entry in self:
+            if entry.source == "hotlap":
+                continue
+            try:
+                entry.load()
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; it is named and skipped
+                self.broken[entry.name] = f"{entry.path} from {entry.source}: {type(error).__name__}: {error}"
+        return self.broken

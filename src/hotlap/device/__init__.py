@@ -1,0 +1,1 @@
+"""The machine: what it is, how its time and memory are read, how chance is fixed."""

@@ -1,0 +1,132 @@
+"""The host's processor and memory as this process may use them: affinity, cgroup limits, vector features."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What this process may use of the host, not what the host has."""
+
+    cpu_model: str
+    logical_cpus: int
+    """In the affinity set."""
+    physical_cores: int
+    """Distinct cores behind the affinity set."""
+    quota_cpus: float | None
+    """The cgroup's CPU quota, in CPUs; None when there is none."""
+    flags: frozenset[str]
+    memory_bytes: int
+    memory_limit_bytes: int | None
+    """The cgroup's memory limit; None when there is none."""
+    shm_bytes: int | None
+    """Size of /dev/shm; None where there is none."""
+
+    @property
+    def usable_cores(self) -> int:
+        """Threads worth starting: physical cores within affinity, no more than the quota."""
+        cores = max(1, self.physical_cores)
+        return max(1, min(cores, int(self.quota_cpus))) if self.quota_cpus else cores
+
+    @property
+    def has_fast_bf16(self) -> bool:
+        """Whether the processor multiplies bf16 itself; elsewhere bf16 is emulated and slower."""
+        return bool(self.flags & {"amx_bf16", "avx512_bf16", "avx512bf16", "bf16", "sve_bf16"})
+
+
+def read_host(root: Path = Path("/")) -> Host:
+    """The host seen through ``root``'s /proc and /sys (another root serves tests)."""
+    cpuinfo = _read(root / "proc/cpuinfo")
+    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return Host(
+        cpu_model=_cpuinfo_field(cpuinfo, "model name") or platform.processor() or platform.machine(),
+        logical_cpus=len(affinity),
+        physical_cores=_physical_cores(root, affinity),
+        quota_cpus=cpu_quota(root),
+        flags=frozenset((_cpuinfo_field(cpuinfo, "flags") or _cpuinfo_field(cpuinfo, "Features")).split()),
+        memory_bytes=_total_memory(root),
+        memory_limit_bytes=memory_limit(root),
+        shm_bytes=_shm_bytes(root),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _cpuinfo_field(text: str, key: str) -> str:
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _physical_cores(root: Path, affinity: Sequence[int]) -> int:
+    cores = set()
+    for cpu in affinity:
+        siblings = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
+        cores.add(siblings or f"cpu{cpu}")
+    return len(cores)
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs the cgroup grants (v2 ``cpu.max``, then v1 ``cpu.cfs_quota_us``)."""
+    for folder in cgroup_folders(root, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            return int(quota) / int(period)
+        v1 = _read(folder / "cpu.cfs_quota_us").strip()
+        period = _read(folder / "cpu.cfs_period_us").strip()
+        if v1.isdigit() and period.isdigit():
+            return int(v1) / int(period)
+    return None
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes the cgroup grants (v2 ``memory.max``, then v1 ``memory.limit_in_bytes``)."""
+    for folder in cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name).strip()
+            if text.isdigit() and int(text) < 1 << 60:
+                return int(text)
+    return None
+
+
+def cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """This process's cgroup folder and its parents, innermost first, for v2 and for v1's ``controller``."""
+    mount = root / "sys/fs/cgroup"
+    folders = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, inner = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = mount / controller if controllers else mount
+        here = base / inner.lstrip("/")
+        folders += [here, *[p for p in here.parents if p == base or base in p.parents]]
+    return [*folders, mount, mount / controller]
+
+
+def _total_memory(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _shm_bytes(root: Path) -> int | None:
+    try:
+        stat = os.statvfs(root / "dev/shm")
+    except OSError:
+        return None
+    return stat.f_frsize * stat.f_blocks

@@ -1,0 +1,207 @@
+"""A run on disk: ``runs/<name>/<timestamp>/record.json``, whole or readable in part, never half a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hotlap.base.errors import RecordError, StorageError
+from hotlap.records.codec import decode, encode
+from hotlap.records.environment import Environment
+from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement, Telemetry, Verdict
+
+SCHEMA_VERSION = 1
+RECORD_NAME = "record.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything one run knew and found; alone enough to repeat it."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    """The tool: bench, doctor, compare, ..."""
+    name: str
+    status: str
+    """running, complete, interrupted or failed."""
+    started_at: str
+    finished_at: str = ""
+    command: list[str] = field(default_factory=list)
+    pid: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    config_sources: dict[str, str] = field(default_factory=dict)
+    environment: Environment
+    arms: list[Arm] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    gates: list[Gate] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    telemetry: list[Telemetry] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What only this kind of run has: break-even batches, ceilings, ..."""
+    notes: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+    path: str = ""
+    """Where the record was read from or written to; not part of the file."""
+
+    def samples(self, arm: str, quantity: str) -> list[list[float]]:
+        """The raw samples of one quantity of one arm, a list for each process."""
+        found = [m for m in self.measurements if m.arm == arm and m.quantity == quantity]
+        return [m.values for m in sorted(found, key=lambda m: m.process)]
+
+    def arm(self, name: str) -> Arm:
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise RecordError(f"record {self.name!r} has no arm {name!r}", expected=", ".join(a.name for a in self.arms))
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run_folder(root: Path, name: str) -> Path:
+    """A new, empty ``root/<name>/<timestamp>``; a suffix keeps two runs of one second apart."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        folder = root / safe / (stamp if attempt == 0 else f"{stamp}.{attempt}")
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(
+                f"cannot create {str(folder)!r}: {error.strerror or error}",
+                remedy="Free some space or choose another folder with --runs",
+            ) from error
+        return folder
+    raise StorageError(f"no free name under {str(root / safe)!r}")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """``path`` holds ``text`` whole, or what it held before; a failure leaves nothing behind."""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            remedy="Free some space or choose another folder",
+        ) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            remedy="Free some space or choose another folder; the file that was there before is untouched",
+        ) from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def save(record: RunRecord, folder: Path) -> RunRecord:
+    """Writes ``record.json`` into ``folder``; the record that knows its path."""
+    data = encode(record)
+    del data["path"]
+    write_atomic(folder / RECORD_NAME, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    return dataclasses.replace(record, path=str(folder / RECORD_NAME))
+
+
+def load(path: Path | str) -> RunRecord:
+    """The record in a file or a run's folder."""
+    path = Path(path)
+    file = path / RECORD_NAME if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(
+            f"no record at {str(path)!r}: {error.strerror or error}",
+            remedy="'hotlap list runs' shows the runs that are here",
+        ) from error
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordError(
+            f"record {str(file)!r} is not whole JSON ({error})",
+            remedy="It was cut or edited; repeat the run that made it",
+        ) from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError(
+            f"record {str(file)!r} has schema_version = {version!r}",
+            expected=f"schema_version = {SCHEMA_VERSION}",
+            remedy="Read it with the hotlap that wrote it, or repeat the run with this one",
+        )
+    try:
+        record: RunRecord = decode(RunRecord, data)
+    except ValueError as error:
+        raise RecordError(
+            f"record {str(file)!r} is malformed: {error}", remedy="Repeat the run that made it"
+        ) from error
+    if record.status == "running" and not _alive(record):
+        record = dataclasses.replace(record, status="interrupted", notes=[*record.notes, "The run was cut off."])
+    return dataclasses.replace(record, path=str(file))
+
+
+def _alive(record: RunRecord) -> bool:
+    """Whether the process that writes this record still runs on this machine."""
+    if record.environment.hostname != Environment.this_hostname():
+        return True
+    try:
+        os.kill(record.pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return record.pid > 0
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """Every record under ``root``, newest first."""
+    files = [p for p in root.glob(f"*/*/{RECORD_NAME}") if p.is_file()]
+    return iter(sorted(files, key=lambda p: (p.parent.name, p.parent.parent.name), reverse=True))
+
+
+def resolve_run(text: str, root: Path) -> Path:
+    """The record a user means: a path, ``latest``, ``<name>`` (its newest) or ``<name>/<timestamp>``."""
+    if Path(text).exists():
+        return Path(text)
+    runs = list(find_runs(root))
+    if text == "latest" and runs:
+        return runs[0]
+    for file in runs:
+        if text in (file.parent.parent.name, f"{file.parent.parent.name}/{file.parent.name}", file.parent.name):
+            return file
+    raise RecordError(
+        f"no run {text!r} under {str(root)!r}",
+        expected="a path to a record or its folder, 'latest', a name, or name/timestamp",
+        remedy="'hotlap list runs' shows the runs that are here",
+    )
+
+
+def begin(kind: str, name: str, config: Any, sources: dict[str, str], environment: Environment) -> RunRecord:
+    """The record of a run that has just started."""
+    return RunRecord(
+        kind=kind,
+        name=name,
+        status="running",
+        started_at=now(),
+        command=list(sys.argv),
+        pid=os.getpid(),
+        config=encode(config),
+        config_sources=dict(sources),
+        environment=environment,
+    )

@@ -1,0 +1,256 @@
+"""From what a user types to a Workload: a registered name, module:factory, file.py:factory, with or without adapter."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotlap.base.errors import HotlapError, TargetError, UnknownName, did_you_mean
+from hotlap.base.registry import Registry
+from hotlap.workload import Agreement, Batch, Workload, adopt, is_workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+WORKLOADS = Registry(
+    "target",
+    "hotlap.workloads",
+    {
+        "unet": ("hotlap.segment.workload:unet", "U-Net, 31.0 M parameters, 3 classes, 128x128 RGB segmentation"),
+        "bilstm": ("hotlap.sequence.workload:bilstm", "2-layer BiLSTM, 2.4 M parameters, 3-class character sequences"),
+    },
+)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a plain module: its shape without the batch, its dtype, and the bound of integers."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    high: int = 2
+
+    @classmethod
+    def parse(cls, text: str) -> InputSpec:
+        """``3x224x224``, ``128:int64:32000`` (token ids below 32000) or ``16:float32``."""
+        shape, _, rest = text.partition(":")
+        dtype, _, high = rest.partition(":")
+        try:
+            sizes = tuple(int(size) for size in shape.lower().split("x") if size != "")
+            bound = int(high) if high else 2
+        except ValueError:
+            sizes, bound = (), 0
+        known = ("float32", "int64", "int32", "bool")
+        if not sizes or min(sizes) < 1 or bound < 1 or (dtype and dtype not in known):
+            raise TargetError(
+                f"--input {text!r} is not an input",
+                expected=f"sizes without the batch, as 3x224x224 or 128:int64:32000; dtypes {', '.join(known)}",
+            )
+        return cls(sizes, dtype or "float32", bound)
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """``n`` random samples, on the CPU."""
+        import torch
+
+        if self.dtype == "float32":
+            return torch.randn(n, *self.shape, generator=generator)
+        return torch.randint(self.high, (n, *self.shape), generator=generator).to(getattr(torch, self.dtype))
+
+
+class ModuleWorkload(Workload):
+    """A plain ``nn.Module`` factory with random inputs.
+
+    Its loss is cross-entropy against fixed classes where the output is [n, classes], and the sum of squares elsewhere:
+    enough to time a step and to check gradients, not to learn.
+    """
+
+    def __init__(self, name: str, factory: Callable[[], nn.Module], inputs: Sequence[InputSpec]) -> None:
+        self.name = name
+        self.summary = f"{name} on random inputs"
+        self._factory = factory
+        self._inputs = tuple(inputs)
+
+    def build_model(self) -> nn.Module:
+        return self._factory()
+
+    def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
+        return tuple(spec.draw(n, generator).to(device) for spec in self._inputs)
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        return first_tensor(model(*batch))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
+        import torch
+
+        out = self.predict(model, batch)
+        if out.ndim == 2 and out.shape[1] > 1:
+            classes = torch.arange(out.shape[0], device=out.device) % out.shape[1]
+            return torch.nn.functional.cross_entropy(out, classes, reduction="sum"), out.shape[0]
+        return out.float().square().sum() if out.dtype != torch.float64 else out.square().sum(), out.numel()
+
+    def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
+        if out.ndim == 2 and out.shape[1] > 1:
+            same = (out.argmax(1) == ref.argmax(1)).double().mean().item()
+            return [Agreement(name="same top class", value=same, at_least=0.99)]
+        return []
+
+
+def first_tensor(out: Any) -> Tensor:
+    """The first tensor of a model's output: itself, or that of a tuple, a mapping or a dataclass such as HF's."""
+    import torch
+
+    if isinstance(out, torch.Tensor):
+        return out
+    values = list(out.values()) if isinstance(out, Mapping) else list(out) if isinstance(out, (tuple, list)) else []
+    for value in values:
+        try:
+            return first_tensor(value)
+        except TargetError:
+            continue
+    raise TargetError(
+        f"the model returned {type(out).__name__} without a tensor", remedy="Wrap it in a Workload with predict()"
+    )
+
+
+def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
+    """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
+    options = dict(options or {})
+    if target in WORKLOADS:
+        factory: Any = WORKLOADS.get(target)
+        name = target
+    elif ":" in target:
+        factory = _import_factory(target)
+        name = target.rpartition(":")[2] if target.rpartition(":")[2] else target
+    else:
+        remedy = did_you_mean(target, WORKLOADS.names())
+        raise UnknownName(
+            f"unknown target {target!r}",
+            expected="a registered name, module:factory or file.py:factory",
+            remedy=remedy,
+        )
+    return _to_workload(target, name, factory, options, inputs)
+
+
+def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], inputs: Sequence[str]) -> Workload:
+    from torch import nn
+
+    made = factory if is_workload(factory) or isinstance(factory, nn.Module) else _call(target, factory, options)
+    if is_workload(made):
+        if inputs:
+            raise TargetError(f"--input given, but {target!r} is a workload that makes its own batches")
+        return adopt(made, name)
+    if isinstance(made, nn.Module):
+        if not inputs:
+            raise TargetError(
+                f"{target!r} gives a plain {type(made).__name__}, whose input is not known",
+                remedy="Say it with --input, as in --input 3x224x224",
+            )
+        rebuild = (lambda: _call(target, factory, options)) if made is not factory else (lambda: _copy_fresh(made))
+        return ModuleWorkload(name, rebuild, [InputSpec.parse(text) for text in inputs])
+    raise TargetError(
+        f"{target!r} gave a {type(made).__name__}",
+        expected="a hotlap Workload (build_model, make_batch, loss) or a torch.nn.Module",
+    )
+
+
+def _copy_fresh(module: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(module)
+
+
+def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
+    if not callable(factory):
+        raise TargetError(f"{target!r} is a {type(factory).__name__}", expected="a function or class to call")
+    _check_options(target, factory, options)
+    try:
+        return factory(**options)
+    except HotlapError:
+        raise
+    except Exception as error:
+        where = _last_line(error)
+        raise TargetError(
+            f"the factory of target {target!r} raised {type(error).__name__}: {error}{where}",
+            remedy="Call it by hand in Python until it works; hotlap calls it with "
+            + (f"{options}" if options else "no arguments"),
+        ) from error
+
+
+def _check_options(target: str, factory: Any, options: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key in options:
+        if key not in parameters:
+            raise TargetError(f"target {target!r} has no option {key!r}", remedy=did_you_mean(key, parameters))
+
+
+def _last_line(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+
+
+def _import_factory(target: str) -> Any:
+    module_name, _, attribute = target.rpartition(":")
+    module = (
+        _import_file(Path(module_name), target) if module_name.endswith(".py") else _import_module(module_name, target)
+    )
+    thing: Any = module
+    for part in attribute.split("."):
+        if not hasattr(thing, part):
+            known = [n for n in vars(thing) if not n.startswith("_")] if hasattr(thing, "__dict__") else []
+            raise UnknownName(f"{module_name!r} has no {attribute!r}", remedy=did_you_mean(part, known[:200]))
+        thing = getattr(thing, part)
+    return thing
+
+
+def _import_file(path: Path, target: str) -> Any:
+    if not path.is_file():
+        raise UnknownName(f"target {target!r}: file {str(path)!r} does not exist", remedy=f"Looked in {Path.cwd()}")
+    resolved = path.resolve()
+    name = f"_hotlap_target_{resolved.stem}"
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(0, str(resolved.parent))  # so that the file's own neighbours import as they do for the user
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise TargetError(
+            f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error}{_last_line(error)}",
+            remedy=f"Try 'python {path}' until it imports",
+        ) from error
+    return module
+
+
+def _import_module(name: str, target: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        raise UnknownName(
+            f"target {target!r}: no module named {missing!r}",
+            remedy=f"Install it (pip install {missing.partition('.')[0]}), or give a file as path/to/file.py:factory",
+        ) from error
+    except Exception as error:
+        raise TargetError(
+            f"target {target!r}: importing {name!r} raised {type(error).__name__}: {error}{_last_line(error)}",
+            remedy=f"Try 'python -c \"import {name}\"' until it works",
+        ) from error

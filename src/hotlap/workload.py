@@ -1,0 +1,125 @@
+"""The protocol everything turns on: what a model must say to be measured, tuned, trained and served."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hotlap.base.errors import TargetError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+Batch = Any
+"""A tensor, or a (nested) dict, list or tuple of tensors; its first tensor's first dimension counts the samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """One task-level comparison of two outputs, for the numeric gate."""
+
+    name: str
+    value: float
+    at_least: float
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.at_least
+
+
+class Workload:
+    """A model with the data and the loss that make it work.
+
+    Only the first three methods must be given. Everything random comes from the generator handed in, so that every arm
+    of a comparison sees the same numbers; build_model draws its weights from torch's global generator, which the
+    caller seeds.
+    """
+
+    name: str = "workload"
+    summary: str = ""
+    default_batch: int = 16
+    loss_is_separable: bool = True
+    """Whether the loss of a batch is the sum of the losses of its samples, so that it may be split."""
+
+    def build_model(self) -> nn.Module:
+        """The model, in float32 on the CPU, with fresh weights."""
+        raise TargetError(f"workload {self.name!r} does not say how to build its model", remedy="Give it build_model()")
+
+    def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
+        """``n`` samples on ``device``; the (CPU) generator alone decides what they are."""
+        raise TargetError(f"workload {self.name!r} does not say how to make a batch", remedy="Give it make_batch()")
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
+        """The summed loss of a batch, differentiable, and the count (samples, tokens, pixels) that makes it a mean."""
+        raise TargetError(f"workload {self.name!r} has no loss", remedy="Give it loss(model, batch) -> (sum, count)")
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The model's raw output for a batch; by default of its first element."""
+        first = next(iter(batch.values())) if isinstance(batch, Mapping) else batch
+        first = first[0] if isinstance(first, (tuple, list)) else first
+        return model(first)
+
+    def optimizer(self, model: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
+        """The optimizer a training step uses."""
+        import torch
+
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+
+    def worst_case_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
+        """The batch of ``n`` that takes the most memory; by default any batch."""
+        return self.make_batch(n, device, generator)
+
+    def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
+        """How far two outputs agree in the task's own terms; none by default."""
+        del out, ref
+        return []
+
+    def train_data(self) -> Dataset | None:
+        """Samples to train on, which the default collation turns into batches as make_batch gives them."""
+        return None
+
+    def eval_data(self) -> Dataset | None:
+        """Samples to judge by, apart from the training ones."""
+        return None
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples of train_data or eval_data as one batch."""
+        from torch.utils.data import default_collate
+
+        return default_collate(list(samples))
+
+    def metrics(self, model: nn.Module, data: Dataset, device: torch.device) -> dict[str, float]:
+        """The task's scores of a model on ``data``; none by default."""
+        del model, data, device
+        return {}
+
+
+REQUIRED = ("build_model", "make_batch", "loss")
+
+
+def is_workload(thing: Any) -> bool:
+    """Whether ``thing`` keeps the protocol, by subclass or by shape."""
+    if inspect.isclass(thing):
+        return False
+    return isinstance(thing, Workload) or all(callable(getattr(thing, name, None)) for name in REQUIRED)
+
+
+def adopt(thing: Any, name: str) -> Workload:
+    """``thing`` as a full Workload: one that only keeps the protocol by shape gets the defaults for the rest."""
+    if isinstance(thing, Workload):
+        return thing
+
+    class Adopted(Workload):
+        def __getattribute__(self, attribute: str) -> Any:
+            if not attribute.startswith("_") and hasattr(thing, attribute):
+                return getattr(thing, attribute)
+            return super().__getattribute__(attribute)
+
+    adopted = Adopted()
+    if not hasattr(thing, "name"):
+        adopted.name = name
+    return adopted

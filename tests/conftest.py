@@ -1,0 +1,27 @@
+"""Shared by all tests: the device a body runs on, and a machine kept quiet."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest):
+    """Runs a test body on the CPU, and again on a card where there is one."""
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path, monkeypatch):
+    """No test reads or writes the user's cache, or hears settings from the developer's shell."""
+    import os
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in list(os.environ):
+        if name.startswith("HOTLAP_"):
+            monkeypatch.delenv(name)
