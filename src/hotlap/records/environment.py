@@ -62,13 +62,13 @@ class Environment:
         return host + "".join(f" + {gpu.name}" for gpu in self.gpus)
 
 
-def capture() -> Environment:
-    """This machine, now. Opens no CUDA context."""
+def capture(*, import_torch: bool = True) -> Environment:
+    """This machine, now. Opens no CUDA context; without ``import_torch`` a broken torch cannot do harm either."""
     host = read_host()
     with Nvml() as nvml:
         driver = nvml.driver_version()
         gpus = [Gpu(name=c.name, uuid=c.uuid, memory_bytes=c.memory_bytes) for c in nvml.cards()]
-    cuda, cudnn = _torch_libraries()
+    cuda, cudnn = _torch_libraries() if import_torch else ("", "")
     return Environment(
         hostname=Environment.this_hostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
