@@ -1,1 +1,51 @@
+"""Hotlap takes a PyTorch workload from "it runs" to "as fast as this hardware allows", and proves it.
+
+Importing this package imports nothing heavy: the names below load what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hotlap.api import bench as bench
+    from hotlap.api import compare as compare
+    from hotlap.api import doctor as doctor
+    from hotlap.api import report as report
+    from hotlap.base.errors import HotlapError as HotlapError
+    from hotlap.device.probe import device_summary as device_summary
+    from hotlap.device.probe import get_device as get_device
+    from hotlap.records.run import RunRecord as RunRecord
+    from hotlap.records.run import load_record as load_record
+    from hotlap.targets import load_target as load_target
+    from hotlap.workload import Agreement as Agreement
+    from hotlap.workload import Workload as Workload
+
+_PUBLIC = {
+    "bench": "hotlap.api:bench",
+    "compare": "hotlap.api:compare",
+    "doctor": "hotlap.api:doctor",
+    "report": "hotlap.api:report",
+    "HotlapError": "hotlap.base.errors:HotlapError",
+    "device_summary": "hotlap.device.probe:device_summary",
+    "get_device": "hotlap.device.probe:get_device",
+    "RunRecord": "hotlap.records.run:RunRecord",
+    "load_record": "hotlap.records.run:load_record",
+    "load_target": "hotlap.targets:load_target",
+    "Agreement": "hotlap.workload:Agreement",
+    "Workload": "hotlap.workload:Workload",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'hotlap' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -42,7 +42,16 @@ class Resolved(Generic[C]):
 
 
 def resolve(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
-    """The config that ``layers`` (highest first) give; dict fields merge key by key."""
+    """The config that ``layers`` (highest first) give; dict fields merge key by key.
+
+    A config with a method ``presets`` may bring in further layers by its own switches, just above the defaults.
+    """
+    resolved = _fill(cls, layers)
+    presets: list[Layer] = getattr(resolved.config, "presets", list)()
+    return _fill(cls, [*layers, *presets]) if presets else resolved
+
+
+def _fill(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
     kinds = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}

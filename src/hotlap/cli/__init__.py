@@ -1,0 +1,1 @@
+"""The command line: parses, calls a tool, prints what it found. Nothing is decided here."""

@@ -1,0 +1,1 @@
+"""How a workload is run to be measured: arms, steps, fresh processes, the numeric gate."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotlap.device.memory import Memory as Memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -59,19 +61,6 @@ class Summary:
     """Only those the number of samples supports."""
     num_outliers: int = 0
     """Marked, never removed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Peak memory, three ways, because workspaces, graphs and the context live outside the allocator."""
-
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_used_bytes: int | None = None
-    """Growth of the whole device's used memory over the empty process."""
-    host_rss_bytes: int | None = None
-    num_alloc_retries: int = 0
-    num_ooms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ def save(record: RunRecord, folder: Path) -> RunRecord:
     return dataclasses.replace(record, path=str(folder / RECORD_NAME))
 
 
-def load(path: Path | str) -> RunRecord:
+def load_record(path: Path | str) -> RunRecord:
     """The record in a file or a run's folder."""
     path = Path(path)
     file = path / RECORD_NAME if path.is_dir() else path

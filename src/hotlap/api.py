@@ -1,0 +1,80 @@
+"""The verbs as functions, for a user's own script: settings by keyword, a typed record back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hotlap.base.errors import TargetError
+from hotlap.base.events import Emit, ignore
+from hotlap.base.settings import Layer, env_layer, resolve
+from hotlap.records.run import RunRecord
+
+
+def _layers(cls: type, settings: dict[str, Any]) -> list[Layer]:
+    return [Layer("the call", settings), env_layer(cls)]
+
+
+def bench(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """Times ``target``: a name as on the command line, or a factory function that a fresh process can import.
+
+    >>> record = hotlap.bench("unet", arms=("cpu", "cuda:bf16"), quick=True)
+    >>> record.verdict.headline, record.arm("cuda:bf16").samples_per_s
+    """
+    from hotlap.tools.bench import BenchConfig
+    from hotlap.tools.bench import bench as run
+
+    resolved = resolve(BenchConfig, _layers(BenchConfig, {"target": target_name(target), **settings}))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
+def target_name(target: str | Callable[..., Any]) -> str:
+    """How a fresh process finds ``target`` again."""
+    if isinstance(target, str):
+        return target
+    module = inspect.getmodule(target)
+    name = getattr(target, "__qualname__", "")
+    if module is None or not name or "<" in name:
+        raise TargetError(
+            f"{target!r} cannot be imported by a fresh process",
+            expected="a function or class at the top level of a module or script",
+        )
+    if module.__name__ == "__main__":
+        file = getattr(module, "__file__", None)
+        if file is None:
+            raise TargetError(
+                f"{name!r} was typed at a prompt, where a fresh process cannot find it", remedy="Save it to a file"
+            )
+        return f"{Path(file).resolve()}:{name}"
+    return f"{module.__name__}:{name}"
+
+
+def compare(before: str | Path, after: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """Whether the second record is slower than the first; ``record.verdict.exit_code`` is 0, 1 or 3."""
+    from hotlap.tools.compare import CompareConfig
+    from hotlap.tools.compare import compare as run
+
+    given = {"records": [str(before), str(after)], **settings}
+    resolved = resolve(CompareConfig, _layers(CompareConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
+def doctor(*, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """The checks of this machine; ``record.checks`` holds them."""
+    from hotlap.tools.doctor import DoctorConfig
+    from hotlap.tools.doctor import doctor as run
+
+    resolved = resolve(DoctorConfig, _layers(DoctorConfig, settings))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
+def report(runs: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
+    """One HTML page drawn from records; its path."""
+    from hotlap.tools.report import ReportConfig
+    from hotlap.tools.report import report as run
+
+    names = [str(runs)] if isinstance(runs, (str, Path)) else [str(r) for r in runs]
+    resolved = resolve(ReportConfig, _layers(ReportConfig, {"runs": names, **settings}))
+    return run(resolved.config, emit)

@@ -1,0 +1,203 @@
+"""What each verb does once its settings are known: call the tool, print what came back, answer with its exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hotlap.base.errors import EXIT_OK, RecordError
+from hotlap.base.events import Emit
+from hotlap.cli.options import Common, Request
+from hotlap.cli.show import COLOURS, ProgressDoor, show_record
+from hotlap.records.codec import encode
+from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowConfig:
+    """Prints a record."""
+
+    run: str = "latest"
+    """A record's path or folder, 'latest', a run's name or name/timestamp."""
+    runs: Path = Path("runs")
+    """Where records lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListConfig:
+    """Lists what is known here."""
+
+    what: Literal["targets", "runs"] = "targets"
+    """targets: everything that can be measured; runs: the records of this folder, newest first."""
+    runs: Path = Path("runs")
+    """Where records lie."""
+
+
+def run_doctor(request: Request) -> int:
+    from hotlap.tools.doctor import doctor, fix_script
+
+    if request.resolved.config.fix_script and not request.common.dry_run:
+        record = _with_progress(request, doctor)
+        _print_text(fix_script(record))
+        return _exit_code(record)
+    return _run_tool(request, doctor)
+
+
+def run_bench(request: Request) -> int:
+    from hotlap.tools.bench import bench, preview, self_test
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, self_test if request.resolved.config.self_test else bench)
+
+
+def run_compare(request: Request) -> int:
+    from hotlap.tools.compare import compare
+
+    return _run_tool(request, compare)
+
+
+def run_report(request: Request) -> int:
+    from hotlap.tools.report import report
+
+    if request.common.dry_run:
+        return _dry_run(request, [])
+    with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door:
+        path = report(request.resolved.config, door)
+    if request.common.json:
+        _print_json({"report": str(path)})
+    else:
+        _print_text(str(path))
+    return EXIT_OK
+
+
+def run_show(request: Request) -> int:
+    config: ShowConfig = request.resolved.config
+    record = load_record(resolve_run(config.run, config.runs))
+    _print_record(record, request.common)
+    return EXIT_OK
+
+
+def run_list(request: Request) -> int:
+    config: ListConfig = request.resolved.config
+    return _list_runs(config, request.common) if config.what == "runs" else _list_targets(request.common)
+
+
+def _list_targets(common: Common) -> int:
+    from hotlap.targets import WORKLOADS
+
+    broken = WORKLOADS.check_plugins()
+    rows = [{"name": e.name, "summary": e.summary, "from": e.source} for e in WORKLOADS if e.name not in broken]
+    if common.json:
+        _print_json({"targets": rows, "broken": broken})
+        return EXIT_OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("target", "what it is", "from"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row["name"], row["summary"], row["from"])
+    console = Console()
+    console.print(table)
+    console.print(
+        Text("Also module:factory and file.py:factory; a plain nn.Module needs --input 3x224x224.", style="dim")
+    )
+    for name, why in broken.items():
+        _stderr().print(Text(f"plug-in {name!r} was skipped: {why}", style="yellow"))
+    return EXIT_OK
+
+
+def _list_runs(config: ListConfig, common: Common) -> int:
+    rows = []
+    for file in find_runs(config.runs):
+        run = f"{file.parent.parent.name}/{file.parent.name}"
+        try:
+            record = load_record(file)
+        except RecordError as error:
+            rows.append({"run": run, "status": "unreadable", "headline": error.what})
+            continue
+        headline = record.verdict.headline if record.verdict else ""
+        rows.append({"run": run, "kind": record.kind, "status": record.status, "headline": headline})
+    if common.json:
+        _print_json({"runs": rows})
+        return EXIT_OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "kind", "status", "what came out"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        status = Text(row["status"], style=COLOURS.get(row["status"], "red"))
+        table.add_row(row["run"], row.get("kind", ""), status, row["headline"])
+    Console().print(table if rows else f"No runs under {config.runs}.")
+    return EXIT_OK
+
+
+Tool = Callable[..., RunRecord]
+
+
+def _run_tool(request: Request, tool: Tool) -> int:
+    if request.common.dry_run:
+        return _dry_run(request, [])
+    record = _with_progress(request, tool)
+    _print_record(record, request.common)
+    return _exit_code(record)
+
+
+def _with_progress(request: Request, tool: Tool) -> RunRecord:
+    with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door:
+        emit: Emit = door
+        return tool(request.resolved.config, emit, sources=request.resolved.sources)
+
+
+def _exit_code(record: RunRecord) -> int:
+    return record.verdict.exit_code if record.verdict else EXIT_OK
+
+
+def _silent(common: Common) -> bool:
+    return common.quiet
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def _dry_run(request: Request, lines: list[str]) -> int:
+    """Every setting with where it came from, and what would be done; nothing is measured or written."""
+    config, sources = request.resolved.config, request.resolved.sources
+    if request.common.json:
+        _print_json({"config": encode(config), "sources": sources, "plan": lines})
+        return EXIT_OK
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    for field in dataclasses.fields(config):
+        keys = [key for key in sources if key == field.name or key.startswith(field.name + ".")]
+        came = ", ".join(dict.fromkeys(sources[key] for key in keys))
+        table.add_row(field.name, str(encode(getattr(config, field.name))), came)
+    console = Console()
+    console.print(table)
+    for line in lines:
+        console.print(Text(line))
+    return EXIT_OK
+
+
+def _print_record(record: RunRecord, common: Common) -> None:
+    if common.json:
+        _print_json(encode(record))
+    else:
+        show_record(record, Console())
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _print_text(text: str) -> None:
+    sys.stdout.write(text.rstrip("\n") + "\n")

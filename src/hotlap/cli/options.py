@@ -1,0 +1,110 @@
+"""A verb's options, made from its settings class: one field, one flag, its docstring the help."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import typing
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from hotlap.base.errors import UsageError
+from hotlap.base.settings import Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
+from hotlap.cli.verbs import Verb
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its complaints raised as ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", remedy=f"'{self.prog} --help' shows what it takes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """What every verb takes beside its own settings."""
+
+    json: bool
+    quiet: bool
+    dry_run: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A parsed command line."""
+
+    resolved: Resolved[Any]
+    common: Common
+
+
+def load_config_class(path: str) -> type:
+    module, _, name = path.partition(":")
+    found: type = getattr(importlib.import_module(module), name)
+    return found
+
+
+def build_parser(name: str, verb: Verb, cls: type) -> Parser:
+    """The parser of one verb."""
+    parser = Parser(
+        prog=f"hotlap {name}",
+        description=(cls.__doc__ or verb.summary).strip(),
+        epilog=f"example: {verb.example}",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    docs, kinds = field_docs(cls), typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        _add_field(parser, verb, field, kinds[field.name], docs.get(field.name, ""))
+    common = parser.add_argument_group("every verb")
+    common.add_argument("--config", metavar="FILE", help="settings from a YAML file; the command line wins over it")
+    common.add_argument("--set", dest="set_", action="append", metavar="A.B=C", help="any setting by its name")
+    common.add_argument("--json", dest="json_", action="store_true", help="the result as JSON on stdout")
+    common.add_argument("--quiet", dest="quiet_", action="store_true", help="no progress")
+    common.add_argument("--dry-run", dest="dry_run_", action="store_true", help="show what would be done, and stop")
+    return parser
+
+
+def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: Any, doc: str) -> None:
+    default = _default_text(field)
+    doc = (doc + (f" (default {default})" if default else "")).replace("%", "%%")
+    if field.name == verb.positional:
+        parser.add_argument(field.name, nargs="*" if verb.many else "?", help=doc)
+        return
+    flag = "--" + field.name.replace("_", "-")
+    if kind is bool:
+        parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, help=doc)
+    elif typing.get_origin(kind) is Literal:
+        choices = "|".join(str(c) for c in typing.get_args(kind))
+        parser.add_argument(flag, dest=field.name, metavar=choices, help=doc)
+    elif kind is dict or typing.get_origin(kind) is dict:
+        return  # given with --set name.key=value
+    elif typing.get_origin(kind) is tuple:
+        parser.add_argument(flag, dest=field.name, action="append", metavar="A,B", help=doc)
+    else:
+        parser.add_argument(flag, dest=field.name, metavar=field.name.rpartition("_")[2].upper(), help=doc)
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING or field.default in (None, "", (), False):
+        return ""
+    return "yes" if field.default is True else str(field.default)
+
+
+def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
+    """The request that ``arguments`` spell."""
+    cls = load_config_class(verb.config)
+    given = vars(build_parser(name, verb, cls).parse_args(arguments))
+    common = Common(given.pop("json_", False), given.pop("quiet_", False), given.pop("dry_run_", False))
+    file, sets = given.pop("config", None), given.pop("set_", [])
+    values = {key: _joined(value) for key, value in given.items() if value not in (None, [])}
+    if verb.many and verb.positional in values:
+        values[verb.positional] = given[verb.positional]
+    layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
+    layers += [file_layer(Path(file))] if file else []
+    return Request(resolve(cls, layers), common)
+
+
+def _joined(value: Any) -> Any:
+    """``--arms a --arms b,c`` as one list."""
+    return ",".join(value) if isinstance(value, list) else value

@@ -1,0 +1,200 @@
+"""Records and progress on the terminal: progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from hotlap.base.events import Event
+from hotlap.base.format import (
+    format_bytes,
+    format_error,
+    format_ms,
+    format_ms_interval,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_s,
+)
+from hotlap.records.measurement import Arm, Comparison
+from hotlap.records.run import RunRecord
+
+COLOURS = {
+    "faster": "green", "slower": "red", "inconclusive": "yellow", "same": "green", "complete": "green",
+    "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
+    "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
+}  # fmt: skip
+
+
+class ProgressDoor:
+    """Turns a tool's events into bars and lines on stderr; use as a context manager."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=quiet,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._last = ""
+
+    def __enter__(self) -> ProgressDoor:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("note", "warn"):
+            if not self._quiet or event.kind == "warn":
+                style = "yellow" if event.kind == "warn" else "dim"
+                self._console.print(Text(event.text, style=style))
+        elif event.kind == "start":
+            self._tasks[event.task] = self._progress.add_task(event.text or event.task, total=event.total)
+        elif event.kind == "advance" and event.task in self._tasks:
+            self._progress.update(
+                self._tasks[event.task], completed=event.done, total=event.total, description=event.text or event.task
+            )
+            self._say_plainly(event)
+        elif event.kind == "finish" and event.task in self._tasks:
+            self._progress.remove_task(self._tasks.pop(event.task))
+
+    def _say_plainly(self, event: Event) -> None:
+        """A line for each new phase where bars cannot be drawn, such as a CI log."""
+        phase = event.text.partition(":")[0]
+        if not self._quiet and not self._console.is_terminal and phase != self._last:
+            self._last = phase
+            share = f" {event.done / event.total:.0%}" if event.total else ""
+            self._console.print(Text(f"{event.task}{share}: {phase}"))
+
+
+def show_record(record: RunRecord, console: Console) -> None:
+    """A record as a person wants it: the verdict first."""
+    if record.kind == "doctor":
+        from hotlap.cli.show_doctor import show_doctor
+
+        show_doctor(record, console)
+        return
+    _show_head(record, console)
+    if record.arms:
+        console.print(_arm_table(record))
+        _show_sides(record, console)
+    if record.gates:
+        console.print(_gate_table(record))
+    for note in dict.fromkeys([*(n for arm in record.arms for n in _named(arm)), *record.notes]):
+        console.print(Text("  " + note, style="dim"))
+    if record.path:
+        console.print(Text(f"record  {record.path}", style="dim"), soft_wrap=True)
+
+
+def _named(arm: Arm) -> list[str]:
+    return [f"{arm.name}: {note}" for note in arm.notes]
+
+
+def _show_head(record: RunRecord, console: Console) -> None:
+    config = record.config
+    what = f"{record.kind} {record.name}"
+    if record.kind == "bench":
+        what += f", {config.get('mode')}, batch {config.get('batch')}"
+    console.print(Text(what, style="bold"), Text(f"  {record.environment.device_line()}", style="dim"))
+    if record.status != "complete":
+        console.print(Text(f"{record.status}: this record is not whole", style=COLOURS.get(record.status, "yellow")))
+    if record.verdict:
+        console.print(Text(record.verdict.headline, style=f"bold {COLOURS.get(record.verdict.outcome, 'cyan')}"))
+        for line in record.verdict.lines:
+            if line != record.verdict.headline:
+                console.print(Text("  " + line))
+
+
+def _arm_table(record: RunRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "arm",
+        "time a step",
+        "device",
+        "samples/s",
+        "speed-up",
+        "verdict",
+        "worst error",
+        "peak memory",
+        "first step",
+    ):
+        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right", overflow="fold")
+    heads = {c.arm: c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"}
+    errors = {gate.arm: gate for gate in record.gates}
+    for arm in record.arms:
+        wall, device = arm.summary("wall"), arm.summary("device")
+        gate = errors.get(arm.name)
+        table.add_row(
+            arm.name,
+            format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
+            format_ms(device.median) if device else "-",
+            format_number(arm.samples_per_s) if arm.samples_per_s else "-",
+            _speed_cell(arm, heads.get(arm.name), gate is not None and not gate.passed),
+            _verdict_cell(arm, heads.get(arm.name), gate is not None and not gate.passed),
+            format_error(max(c.error for c in gate.checks)) if gate else "-",
+            _memory_cell(arm),
+            format_s(arm.first_step_s) if arm.first_step_s is not None else "-",
+        )
+    return table
+
+
+def _speed_cell(arm: Arm, head: Comparison | None, wrong: bool) -> str:
+    if wrong or head is None:
+        return "baseline" if arm.role == "baseline" and not wrong else "-"
+    return format_ratio(head.ratio, head.low, head.high)
+
+
+def _verdict_cell(arm: Arm, head: Comparison | None, wrong: bool) -> Text:
+    if wrong:
+        return Text("no speed-up: wrong answer", style="red")
+    if arm.error:
+        return Text("failed", style="red")
+    if head is None:
+        return Text("context" if arm.role == "context" else "", style="dim")
+    return Text(head.verdict, style=COLOURS.get(head.verdict, ""))
+
+
+def _memory_cell(arm: Arm) -> str:
+    memory = arm.memory
+    if memory is None:
+        return "-"
+    return format_bytes(memory.allocated_bytes if memory.allocated_bytes is not None else memory.host_rss_bytes)
+
+
+def _show_sides(record: RunRecord, console: Console) -> None:
+    for c in record.comparisons:
+        figure = format_ratio(c.ratio, c.low, c.high)
+        if c.quantity == "transfer":
+            console.print(f"  copies to and from the device included, {c.arm} against {c.baseline}: {figure}")
+        elif c.reason == "context arm":
+            console.print(f"  {c.arm} against {c.baseline} (context, fewer samples): {figure}")
+    heads = [c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"]
+    if heads:
+        smallest = format_percent(max(c.min_detectable for c in heads))
+        console.print(f"  a true change of {smallest} would have been seen in four of five such runs")
+    break_even = record.extra.get("break_even")
+    if break_even:
+        console.print(f"  break-even: {break_even['text']}")
+
+
+def _gate_table(record: RunRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="numeric gate", title_justify="left")
+    for name in ("arm", "check", "error", "allowed", ""):
+        table.add_column(name, justify="right" if name in ("error", "allowed") else "left")
+    for gate in record.gates:
+        for check in gate.checks:
+            mark = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
+            table.add_row(gate.arm, check.name, format_error(check.error), format_error(check.allowed), mark)
+    return table

@@ -1,0 +1,62 @@
+"""The verbs, each with the module that does it, imported only when it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One word after ``hotlap``."""
+
+    summary: str
+    example: str
+    handler: str
+    """Function in ``hotlap.cli.commands``."""
+    config: str = ""
+    """``module:Class`` of the settings its options are made from."""
+    positional: str = ""
+    """The setting that is given without a flag."""
+    many: bool = False
+    """Whether the positional takes several values."""
+
+
+VERBS: dict[str, Verb] = {
+    "doctor": Verb(
+        "does this machine really work? functional checks, each with its remedy",
+        "hotlap doctor --measure",
+        "run_doctor",
+        "hotlap.tools.doctor:DoctorConfig",
+    ),
+    "bench": Verb(
+        "how fast is it, on which arm, and is the difference real?",
+        "hotlap bench unet --arms cpu,cuda:bf16+channels_last --quick",
+        "run_bench",
+        "hotlap.tools.bench:BenchConfig",
+        "target",
+    ),
+    "compare": Verb(
+        "did a change make it slower? two records, for CI: exit 0 no, 1 yes, 3 cannot tell",
+        "hotlap compare runs/unet/before runs/unet/after",
+        "run_compare",
+        "hotlap.tools.compare:CompareConfig",
+        "records",
+        many=True,
+    ),
+    "report": Verb(
+        "draws one self-contained HTML page from records",
+        "hotlap report latest",
+        "run_report",
+        "hotlap.tools.report:ReportConfig",
+        "runs",
+        many=True,
+    ),
+    "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),
+    "list": Verb(
+        "lists targets, or runs",
+        "hotlap list runs",
+        "run_list",
+        "hotlap.cli.commands:ListConfig",
+        "what",
+    ),
+}

@@ -1,0 +1,107 @@
+"""Two clocks: wall time of a block of iterations, and device time with the queue kept full.
+
+Their gap is what the host could not feed in time. Nothing synchronises inside a block, so the timing costs the measured
+code no more than an event record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Step = Callable[[], None]
+_CALIBRATION_CYCLES = 2_000_000
+
+
+@dataclass(frozen=True)
+class Block:
+    """The times of one block of iterations."""
+
+    wall_ms: float
+    """End to end, divided by the iterations."""
+    intervals_ms: list[float]
+    """From the end of one iteration to the end of the next, on the device's own clock where it has one."""
+
+
+def time_block(step: Step, iterations: int, device: torch.device) -> Block:
+    """Times ``iterations`` calls of ``step``, synchronising only before the first and after the last."""
+    return _time_cuda_block(step, iterations) if device.type == "cuda" else _time_host_block(step, iterations)
+
+
+def _time_host_block(step: Step, iterations: int) -> Block:
+    marks = [time.perf_counter()]
+    for _ in range(iterations):
+        step()
+        marks.append(time.perf_counter())
+    intervals = [1e3 * (after - before) for before, after in pairwise(marks)]
+    return Block(1e3 * (marks[-1] - marks[0]) / iterations, intervals)
+
+
+def _time_cuda_block(step: Step, iterations: int) -> Block:
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    wall = time.perf_counter() - begin
+    intervals = [before.elapsed_time(after) for before, after in pairwise(events)]
+    return Block(1e3 * wall / iterations, intervals)
+
+
+class FullQueue:
+    """Times the device alone: a spinning kernel holds the stream until the host has queued a whole iteration."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._spin: Callable[[int], None] = torch.cuda._sleep  # type: ignore[attr-defined]
+        self._cycles_per_ms = self._calibrate()
+
+    def _calibrate(self) -> float:
+        import torch
+
+        self._spin(_CALIBRATION_CYCLES)
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        self._spin(_CALIBRATION_CYCLES)
+        last.record()
+        torch.cuda.synchronize()
+        return _CALIBRATION_CYCLES / max(first.elapsed_time(last), 1e-3)
+
+    def time(self, step: Step, iterations: int) -> tuple[list[float], bool]:
+        """Device times in ms, and whether the host was always ahead; if not, they are upper bounds."""
+        import torch
+
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        hold_ms = min(2e3 * (time.perf_counter() - begin) + 0.5, 1000.0)
+        torch.cuda.synchronize()
+        times, ahead = [], True
+        for _ in range(iterations):
+            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._spin(int(hold_ms * self._cycles_per_ms))
+            first.record()
+            step()
+            last.record()
+            ahead = ahead and not first.query()  # the spin must still run when the last launch is queued
+            torch.cuda.synchronize()
+            times.append(first.elapsed_time(last))
+        return times, ahead
+
+
+def is_steady(medians: list[float], *, window: int = 3, within: float = 0.05) -> bool:
+    """Whether the last ``window`` block medians lie within a fraction ``within`` of each other."""
+    last = medians[-window:]
+    return len(last) == window and max(last) <= (1 + within) * min(last)

@@ -1,0 +1,127 @@
+"""An arm: one way to run a workload, spelt ``device:option+option``, as in ``cuda:bf16+channels_last+compile``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hotlap.base.errors import UsageError, did_you_mean
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+OPTIONS = {
+    "fp32": "full float32, TF32 off (the default)",
+    "tf32": "float32 storage, TF32 tensor cores (cuda)",
+    "bf16": "bfloat16 autocast",
+    "fp16": "float16 autocast, with loss scaling in training (cuda)",
+    "channels_last": "NHWC memory format",
+    "compile": f"torch.compile; compile=MODE with {', '.join(COMPILE_MODES)}",
+    "threads=N": "CPU threads; by default the usable physical cores (cpu)",
+    "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
+    "fused": "fused optimizer",
+    "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSpec:
+    """One way to run a workload."""
+
+    device: Literal["cpu", "cuda"]
+    index: int = 0
+    precision: Precision = "fp32"
+    channels_last: bool = False
+    compile: str = ""
+    """A torch.compile mode; '' runs eagerly."""
+    threads: int = 0
+    """CPU threads; 0 means all usable cores."""
+    cudnn_benchmark: bool = False
+    fused: bool = False
+    tuned: bool = False
+    """Stands for the winner of the CPU race, put in its place before timing."""
+
+    @property
+    def name(self) -> str:
+        """The canonical spelling; equal arms have equal names."""
+        options: list[str] = [self.precision] if self.precision != "fp32" else []
+        options += ["channels_last"] if self.channels_last else []
+        options += [("compile" if self.compile == "default" else f"compile={self.compile}")] if self.compile else []
+        options += [f"threads={self.threads}"] if self.threads else []
+        options += [word for word in ("cudnn_benchmark", "fused", "tuned") if getattr(self, word)]
+        place = self.device + (f":{self.index}" if self.index else "")
+        return place + (":" + "+".join(options) if options else "")
+
+    @property
+    def torch_device(self) -> str:
+        return "cpu" if self.device == "cpu" else f"cuda:{self.index}"
+
+    def settings(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def parse_arm(text: str) -> ArmSpec:
+    """The arm that ``text`` spells; an error names the part that is wrong and what is known."""
+    match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?(?::(.*))?", text.strip())
+    if not match:
+        raise UsageError(
+            f"arm {text!r} does not start with a device",
+            expected="cpu or cuda, then ':' and options joined by '+', as in cuda:bf16+channels_last",
+        )
+    device, index, options = match.groups()
+    values: dict[str, Any] = {"device": device, "index": int(index or 0)}
+    for option in (options or "").split("+"):
+        if option:
+            values.update(_parse_option(option.strip(), text))
+    spec = ArmSpec(**values)
+    _check(spec, text)
+    return spec
+
+
+def _parse_option(option: str, text: str) -> dict[str, Any]:
+    key, equals, value = option.partition("=")
+    if not equals and option in ("fp32", "tf32", "bf16", "fp16"):
+        return {"precision": option}
+    if not equals and option in ("channels_last", "cudnn_benchmark", "fused", "tuned"):
+        return {option: True}
+    if key == "compile":
+        mode = value or "default"
+        if mode not in COMPILE_MODES:
+            raise UsageError(
+                f"compile={value!r} in arm {text!r} is not a mode", remedy=did_you_mean(value, COMPILE_MODES)
+            )
+        return {"compile": mode}
+    if key == "threads":
+        if not value.isdigit() or int(value) < 1:
+            raise UsageError(f"threads={value!r} in arm {text!r} is not valid", expected="a whole number from 1")
+        return {"threads": int(value)}
+    raise UsageError(f"unknown option {option!r} in arm {text!r}", remedy=did_you_mean(option, OPTIONS))
+
+
+def _check(spec: ArmSpec, text: str) -> None:
+    """Refuses combinations that would silently do nothing."""
+    only_cuda = [w for w, on in (("tf32", spec.precision == "tf32"), ("fp16", spec.precision == "fp16")) if on]
+    only_cuda += ["cudnn_benchmark"] if spec.cudnn_benchmark else []
+    if spec.device == "cpu" and only_cuda:
+        raise UsageError(
+            f"arm {text!r}: {only_cuda[0]} works on cuda only", remedy="Use cpu:bf16 for a half-precision CPU arm"
+        )
+    if spec.device == "cuda" and (spec.threads or spec.tuned):
+        word = "tuned" if spec.tuned else "threads"
+        raise UsageError(f"arm {text!r}: {word} works on cpu only")
+    if spec.tuned and spec != ArmSpec(device="cpu", tuned=True):
+        raise UsageError(f"arm {text!r}: tuned stands alone", expected="cpu:tuned")
+
+
+def cpu_candidates(*, has_convolutions: bool, fast_bf16: bool, can_compile: bool) -> list[ArmSpec]:
+    """The CPU settings worth racing on this machine for this model."""
+    layouts = (False, True) if has_convolutions else (False,)
+    precisions: tuple[Precision, ...] = ("fp32", "bf16") if fast_bf16 else ("fp32",)
+    modes = ("", "default") if can_compile else ("",)
+    return [
+        ArmSpec(device="cpu", channels_last=layout, precision=precision, compile=mode)
+        for mode in modes
+        for precision in precisions
+        for layout in layouts
+    ]

@@ -1,0 +1,177 @@
+"""The numeric gate: does this arm still give the right answer?
+
+The judge is the same model in float64 on the CPU; beside it stands plain float32 on the CPU, whose own error says how
+hard the problem is. An arm passes when its relative error is at most twice (three times in half precision) that of
+plain float32 plus what its number format costs. Dropout is switched off on all sides; BatchNorm works as in use.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hotlap.measure.arms import ArmSpec
+from hotlap.measure.session import Session, as_double, gradients_by_name, zero_dropout
+from hotlap.records.measurement import Gate, GateCheck
+from hotlap.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Unit roundoff of the numbers that are multiplied."""
+OUTPUT_ROUNDOFFS = 16
+"""A forward pass may lose this many roundoffs: about four bits, a walk of roundings through tens of layers."""
+GRADIENT_ROUNDOFFS = 48
+"""A backward pass is some three times as deep as the forward one."""
+LOSS_ROUNDOFFS = 16
+"""Losses average many errors away, but every step starts from the last one's."""
+ERROR_FACTOR = {"fp32": 2.0, "tf32": 3.0, "bf16": 3.0, "fp16": 3.0}
+TENSOR_SLACK = 4
+"""A single parameter's gradient may stray this much further than all of them together."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one way of running a workload computed, in float64 on the CPU."""
+
+    outputs: Tensor
+    gradients: dict[str, Tensor]
+    losses: list[float]
+
+
+class GateKeeper:
+    """The float64 truth and the float32 yardstick of one workload, computed once, and the arms judged by them."""
+
+    def __init__(self, workload: Workload, *, mode: str, batch: int, steps: int, seed: int) -> None:
+        self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
+        plain = ArmSpec(device="cpu")
+        self.truth = self._gather(self._session(plain, double=True))
+        self.yardstick = self._gather(self._session(plain))
+
+    def judge(self, spec: ArmSpec) -> Gate:
+        """Whether ``spec`` agrees with the truth in outputs, task metric and, for training, gradients and losses."""
+        began = time.perf_counter()
+        got = self._gather(self._session(spec))
+        checks = self._output_checks(spec, got)
+        if self.mode == "train":
+            checks += self._gradient_checks(spec, got)
+            checks.append(self._loss_check(spec, got))
+        training = f", {self.steps} training steps" if self.mode == "train" else ""
+        return Gate(
+            arm=spec.name,
+            passed=all(check.passed for check in checks),
+            checks=checks,
+            reference=f"float64 on the CPU, batch {self.batch}{training}",
+            seconds=time.perf_counter() - began,
+        )
+
+    def _session(self, spec: ArmSpec, *, double: bool = False) -> Session:
+        session = Session(self.workload, spec, mode=self.mode, batch=self.batch, seed=self.seed)
+        zero_dropout(session.plain_model)
+        if double:
+            session.plain_model.double()
+            session.batches = [as_double(b) for b in session.batches]
+        return session
+
+    def _gather(self, session: Session) -> Evidence:
+        """Outputs, then gradients, then losses, all from the same fresh weights and the same compiled graph."""
+        first = session.batches[0]
+        if self.mode != "train":
+            return Evidence(session.infer_on(first).double().cpu(), {}, [])
+        with session.autocast():
+            outputs = self.workload.predict(session.model, first).detach()
+        session.backward_on(first)
+        scale = 1.0 if session.scaler is None else session.scaler.get_scale()
+        gradients = {name: grad / scale for name, grad in gradients_by_name(session.plain_model).items()}
+        losses = [float(session.step()) for _ in range(self.steps)]
+        return Evidence(outputs.double().cpu(), gradients, losses)
+
+    def _output_checks(self, spec: ArmSpec, got: Evidence) -> list[GateCheck]:
+        error = relative_error(got.outputs, self.truth.outputs)
+        plain = relative_error(self.yardstick.outputs, self.truth.outputs)
+        agreements = self.workload.compare(got.outputs, self.truth.outputs) if math.isfinite(error) else []
+        return [
+            _check("outputs", error, plain, spec, OUTPUT_ROUNDOFFS),
+            *(
+                GateCheck(
+                    name=agreement.name,
+                    error=1 - agreement.value,
+                    allowed=1 - agreement.at_least,
+                    passed=agreement.passed,
+                    detail=f"{agreement.value:.5f}, at least {agreement.at_least:g}",
+                )
+                for agreement in agreements
+            ),
+        ]
+
+    def _gradient_checks(self, spec: ArmSpec, got: Evidence) -> list[GateCheck]:
+        mine, truth, plain = got.gradients, self.truth.gradients, self.yardstick.gradients
+        missing = sorted(set(truth) ^ set(mine))
+        if missing:
+            detail = f"gradients present on one side only: {', '.join(missing[:5])}"
+            return [GateCheck(name="gradients", error=math.inf, allowed=0.0, passed=False, detail=detail)]
+        worst, name = worst_error(mine, truth)
+        worst_plain, _ = worst_error(plain, truth)
+        return [
+            _check("gradients", total_error(mine, truth), total_error(plain, truth), spec, GRADIENT_ROUNDOFFS),
+            _check("worst gradient", worst, worst_plain, spec, TENSOR_SLACK * GRADIENT_ROUNDOFFS, name),
+        ]
+
+    def _loss_check(self, spec: ArmSpec, got: Evidence) -> GateCheck:
+        error = trajectory_error(got.losses, self.truth.losses)
+        plain = trajectory_error(self.yardstick.losses, self.truth.losses)
+        detail = f"loss after {self.steps} steps {got.losses[-1]:.6g}, float64 {self.truth.losses[-1]:.6g}"
+        return _check("loss trajectory", error, plain, spec, LOSS_ROUNDOFFS, detail)
+
+
+def _check(name: str, error: float, plain: float, spec: ArmSpec, roundoffs: float, detail: str = "") -> GateCheck:
+    allowed = ERROR_FACTOR[spec.precision] * plain + roundoffs * ROUNDOFF[spec.precision]
+    passed = math.isfinite(error) and error <= allowed
+    return GateCheck(name=name, error=error, allowed=allowed, passed=passed, detail=detail)
+
+
+def relative_error(out: Tensor, truth: Tensor) -> float:
+    """The norm of the difference over the norm of the truth; inf where shapes differ or anything is not finite."""
+    if out.shape != truth.shape or not bool(out.isfinite().all()):
+        return math.inf
+    norm = float(truth.norm())
+    return float((out - truth).norm()) / norm if norm > 0 else float((out - truth).norm())
+
+
+def total_error(got: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+    """The relative error of all gradients taken as one vector."""
+    import torch
+
+    return relative_error(
+        torch.cat([got[n].flatten() for n in truth]), torch.cat([t.flatten() for t in truth.values()])
+    )
+
+
+def worst_error(got: dict[str, Tensor], truth: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative error of a single gradient, and its name.
+
+    Some true gradients are zero (a bias before a normalisation), so each is measured against its own norm plus the
+    share of the whole that its size would give it.
+    """
+    total = math.sqrt(sum(float(t.square().sum()) for t in truth.values()))
+    count = sum(t.numel() for t in truth.values())
+    worst, worst_name = 0.0, ""
+    for name, want in truth.items():
+        if not bool(got[name].isfinite().all()):
+            return math.inf, f"{name} is not finite"
+        floor = total * math.sqrt(want.numel() / count) if count else 0.0
+        scale = float(want.norm()) + floor
+        error = float((got[name] - want).norm()) / scale if scale > 0 else 0.0
+        if error >= worst:
+            worst, worst_name = error, name
+    return worst, worst_name
+
+
+def trajectory_error(losses: list[float], truth: list[float]) -> float:
+    """The largest relative difference of two runs of losses."""
+    if not all(math.isfinite(loss) for loss in losses):
+        return math.inf
+    return max(abs(loss - want) / max(abs(want), 1e-12) for loss, want in zip(losses, truth, strict=True))

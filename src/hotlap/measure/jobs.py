@@ -1,0 +1,227 @@
+"""What a measuring process can be asked to do. Each job takes plain JSON and gives plain records back."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotlap.device.host import read_host
+from hotlap.device.memory import PeakMemory, is_out_of_memory
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.gate import GateKeeper
+from hotlap.measure.process import Listen
+from hotlap.measure.session import Session, has_convolutions
+from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
+from hotlap.records.codec import decode
+from hotlap.records.measurement import Gate, Measurement, Memory, Telemetry
+from hotlap.targets import load_target
+from hotlap.workload import Workload
+
+Job = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a tool must know of a workload and of torch before it plans."""
+
+    name: str
+    summary: str
+    default_batch: int
+    num_parameters: int
+    has_convolutions: bool
+    can_compile: bool
+    """A C++ compiler is there for torch.compile on the CPU."""
+    fast_bf16: bool
+    usable_cores: int
+    num_cuda: int
+    cuda_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFailure:
+    """Why one arm could not run."""
+
+    arm: str
+    what: str
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    gates: list[Gate] = field(default_factory=list)
+    failures: list[ArmFailure] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What one process measured."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    telemetry: list[Telemetry] = field(default_factory=list)
+    failures: list[ArmFailure] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    """By arm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Peak memory of one arm alone in a process."""
+
+    memory: Memory
+    first_step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Milliseconds a step at several batch sizes; NaN where a size did not fit."""
+
+    batches: list[int]
+    times_ms: dict[str, list[float]]
+
+
+def _workload(job: Job) -> Workload:
+    return load_target(job["target"], job.get("options"), job.get("inputs", ()))
+
+
+def describe(job: Job, listen: Listen) -> Description:
+    import torch
+
+    listen("loading the target", 0, 1)
+    workload = _workload(job)
+    model = workload.build_model()
+    host = read_host()
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Description(
+        name=workload.name,
+        summary=workload.summary,
+        default_batch=workload.default_batch,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        has_convolutions=has_convolutions(model),
+        can_compile=any(shutil.which(name) for name in ("g++", "c++", "clang++")),
+        fast_bf16=host.has_fast_bf16,
+        usable_cores=host.usable_cores,
+        num_cuda=cuda,
+        cuda_name=torch.cuda.get_device_name(0) if cuda else "",
+    )
+
+
+def gate(job: Job, listen: Listen) -> Gates:
+    arms = [parse_arm(name) for name in job["arms"]]
+    total = len(arms) + 1
+    listen("float64 reference", 0, total)
+    workload = _workload(job)
+    keeper = GateKeeper(workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"])
+    gates, failures = [], []
+    for done, spec in enumerate(arms, start=1):
+        listen(f"gate {spec.name}", done, total)
+        try:
+            gates.append(keeper.judge(spec))
+        except Exception as error:  # noqa: BLE001 - one arm that fails in its own way must not hide the others
+            failures.append(failure(spec, error, job["batch"]))
+        release_memory()
+    return Gates(gates=gates, failures=failures)
+
+
+def failure(spec: ArmSpec, error: Exception, batch: int) -> ArmFailure:
+    traceback.print_exc()
+    text = str(error).strip().splitlines()
+    return ArmFailure(
+        arm=spec.name,
+        what=f"{type(error).__name__} at batch {batch}: {text[0] if text else ''}",
+        out_of_memory=is_out_of_memory(error),
+    )
+
+
+def release_memory() -> None:
+    """Gives back what a finished arm held, once its exception no longer pins it."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def footprint(job: Job, listen: Listen) -> Footprint:
+    """Three full steps of one arm, alone in this process, on its worst-case batch."""
+    import torch
+
+    spec = parse_arm(job["arm"])
+    listen(f"memory {spec.name}", 0, 1)
+    workload = _workload(job)
+    peak = PeakMemory(torch.device(spec.torch_device))
+    session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"], worst_case=True)
+    first = ArmTimer(session, seed=job["seed"]).first_step_s
+    for _ in range(2):
+        session.step()
+    return Footprint(memory=peak.read(), first_step_s=first)
+
+
+def timing(job: Job, listen: Listen) -> Timings:
+    """Every arm of the job, interleaved."""
+    protocol: Protocol = decode(Protocol, job["protocol"])
+    workload = _workload(job)
+    timers, failures = [], []
+    labels = job.get("labels") or job["arms"]
+    for number, (name, label) in enumerate(zip(job["arms"], labels, strict=True)):
+        spec = parse_arm(name)
+        listen(f"warm-up {label}", number, len(labels))
+        try:
+            session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"])
+            timer = ArmTimer(session, seed=job["seed"], label=label)
+            timer.warm_up(protocol)
+            timers.append(timer)
+        except Exception as error:  # noqa: BLE001 - an arm that cannot run is a row in the table, not the end
+            failures.append(failure(spec, error, job["batch"]))
+    trace: Trace = time_arms(timers, protocol, listen)
+    return Timings(
+        measurements=trace.measurements,
+        telemetry=trace.telemetry,
+        failures=[*failures, *(failure(t.spec, e, job["batch"]) for t, e in trace.errors)],
+        notes=trace.notes,
+    )
+
+
+def sweep(job: Job, listen: Listen) -> Sweep:
+    """Host-to-host time of a step at each batch size: a few iterations, for the break-even point, not for claims."""
+    batches: Sequence[int] = job["batches"]
+    times: dict[str, list[float]] = {name: [] for name in job["arms"]}
+    workload = _workload(job)
+    for number, batch in enumerate(batches):
+        for name in job["arms"]:
+            listen(f"batch {batch} on {name}", number, len(batches))
+            times[name].append(_time_at(workload, parse_arm(name), batch, job))
+            release_memory()
+    return Sweep(batches=list(batches), times_ms=times)
+
+
+def _time_at(workload: Workload, spec: ArmSpec, batch: int, job: Job) -> float:
+    try:
+        session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"])
+        for _ in range(2):
+            session.transfer_step()
+        samples: list[float] = []
+        deadline = time.perf_counter() + job["seconds"]
+        while len(samples) < 3 or (len(samples) < 30 and time.perf_counter() < deadline):
+            begin = time.perf_counter()
+            session.transfer_step()
+            samples.append(1e3 * (time.perf_counter() - begin))
+    except Exception as error:
+        if is_out_of_memory(error):
+            return float("nan")
+        raise
+    return statistics.median(samples)
+
+
+JOBS: dict[str, Callable[[Job, Listen], Any]] = {
+    "describe": describe,
+    "gate": gate,
+    "footprint": footprint,
+    "timing": timing,
+    "sweep": sweep,
+}

@@ -1,0 +1,126 @@
+"""Fresh processes: a job goes in as JSON, progress comes out line by line, and any death becomes a clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import hotlap
+from hotlap.base import errors
+from hotlap.base.errors import HotlapError, OutOfMemory, WorkerDied
+
+WORKER = "hotlap.measure.worker"
+Listen = Callable[[str, float, float], None]
+"""Hears what is being done, how much of it is done, and out of how much."""
+
+
+def quiet(text: str, done: float, total: float) -> None:
+    """The listener of a caller who does not want to hear."""
+
+
+def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) -> Any:
+    """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=_environment(),
+        )
+        alarm = threading.Timer(timeout_s, worker.kill)
+        alarm.start()
+        try:
+            answer = _converse(worker, job, listen)
+            code = worker.wait()
+        except BaseException:
+            worker.kill()
+            worker.wait()
+            raise
+        finally:
+            late = not alarm.is_alive()
+            alarm.cancel()
+        stderr.seek(0)
+        tail = stderr.read()[-2000:].strip()
+    if answer is None:
+        raise _death(job, code, tail, timeout_s if late else None)
+    if "error" in answer:
+        raise revive_error(answer["error"])
+    return answer["result"]
+
+
+def _environment() -> dict[str, str]:
+    """The user's environment, with this very hotlap importable even where it is not installed."""
+    here = str(Path(hotlap.__file__).resolve().parents[1])
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _converse(worker: subprocess.Popen[str], job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:
+    """The worker's last word. Its stdin stays open meanwhile: when this process dies, the worker sees the end of it."""
+    assert worker.stdin is not None and worker.stdout is not None
+    answer = None
+    try:
+        worker.stdin.write(json.dumps(job) + "\n")
+        worker.stdin.flush()
+        answer = _read_answer(worker.stdout, listen)
+        worker.stdin.close()
+    except BrokenPipeError:
+        pass  # it died before it read its job; the caller reports how
+    return answer
+
+
+def _read_answer(stream: IO[str], listen: Listen) -> dict[str, Any] | None:
+    for line in stream:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if "progress" in message:
+            listen(message["progress"], message["done"], message["total"])
+        else:
+            answer: dict[str, Any] = message
+            return answer
+    return None
+
+
+def _death(job: dict[str, Any], code: int, tail: str, timeout_s: float | None) -> HotlapError:
+    doing = f"the {job.get('job', '?')} process for {job.get('target', '?')!r}"
+    last = f" Its last words: {tail.splitlines()[-1]}" if tail else ""
+    if timeout_s is not None:
+        return WorkerDied(
+            f"{doing} was stopped after timeout_s = {timeout_s:g}",
+            remedy=f"Give it longer with --timeout-s, or make the work smaller with --batch.{last}",
+        )
+    if code in (-signal.SIGKILL, 137):
+        return OutOfMemory(
+            f"{doing} was killed (SIGKILL), which is what the kernel does when host memory runs out",
+            remedy=f"Take a smaller --batch, or give the container more memory.{last}",
+        )
+    if code < 0:
+        name = signal.Signals(-code).name
+        return WorkerDied(f"{doing} died of {name}", remedy=f"'hotlap doctor' checks the libraries it used.{last}")
+    return WorkerDied(
+        f"{doing} ended with exit code {code} and no answer", remedy=f"'hotlap doctor' may tell why.{last}"
+    )
+
+
+def freeze_error(error: HotlapError) -> dict[str, str]:
+    """An error as JSON."""
+    return {"type": type(error).__name__, "what": error.what, "expected": error.expected, "remedy": error.remedy}
+
+
+def revive_error(data: dict[str, str]) -> HotlapError:
+    """The error that a worker froze."""
+    kind = getattr(errors, data["type"], HotlapError)
+    error: HotlapError = kind(data["what"], expected=data["expected"], remedy=data["remedy"])
+    return error

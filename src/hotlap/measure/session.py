@@ -1,0 +1,172 @@
+"""One arm of a workload, built and ready: the step that is timed, with inputs resident or copied each time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hotlap.device.host import read_host
+from hotlap.device.precision import set_fp32_precision
+from hotlap.device.probe import require_cuda
+from hotlap.device.seed import generator, seed_everything
+from hotlap.measure.arms import ArmSpec
+from hotlap.workload import Batch, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+NUM_BATCHES = 4
+"""Different inputs that iterations take in turn; the same for every arm."""
+
+
+class Session:
+    """A workload on one arm. Global switches are set by :meth:`activate`, since arms of one process take turns."""
+
+    def __init__(
+        self, workload: Workload, spec: ArmSpec, *, mode: str, batch: int, seed: int, worst_case: bool = False
+    ) -> None:
+        import torch
+
+        if spec.device == "cuda":
+            require_cuda(spec.index)
+        self.workload, self.spec, self.mode, self.batch, self.seed = workload, spec, mode, batch, seed
+        self.device = torch.device(spec.torch_device)
+        self.activate()
+        self.plain_model = self._build()
+        self.model = self._compiled(self.plain_model)
+        self.optimizer = workload.optimizer(self.plain_model, fused=spec.fused or None) if mode == "train" else None
+        scaled = mode == "train" and spec.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(spec.device, enabled=True) if scaled else None
+        self.host_batches = [
+            workload.make_batch(batch, torch.device("cpu"), generator(seed + i)) for i in range(NUM_BATCHES)
+        ]
+        self.batches = [self.place(b) for b in self.host_batches]
+        if self.device.type == "cuda":
+            self.host_batches = [map_tensors(b, lambda t: t.pin_memory()) for b in self.host_batches]
+        self._turn = 0
+
+    def activate(self) -> None:
+        """Puts this arm's global switches in force: threads, float32 precision, cuDNN's autotuner."""
+        import torch
+
+        if self.spec.device == "cpu":
+            torch.set_num_threads(self.spec.threads or read_host().usable_cores)
+        set_fp32_precision("tf32" if self.spec.precision == "tf32" else "ieee")
+        torch.backends.cudnn.benchmark = self.spec.cudnn_benchmark
+
+    def _build(self) -> nn.Module:
+        import torch
+
+        seed_everything(self.seed)
+        model = self.workload.build_model()
+        layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
+        model = model.to(self.device, **layout)
+        return model.train() if self.mode == "train" else model.eval()
+
+    def _compiled(self, model: nn.Module) -> nn.Module:
+        import torch
+
+        if not self.spec.compile:
+            return model
+        mode = None if self.spec.compile == "default" else self.spec.compile
+        return torch.compile(model, mode=mode, dynamic=False)  # type: ignore[return-value]
+
+    def place(self, batch: Batch) -> Batch:
+        """A host batch on this arm's device, in its memory format."""
+        import torch
+
+        def move(tensor: Tensor) -> Tensor:
+            tensor = tensor.to(self.device, non_blocking=True)
+            if self.spec.channels_last and tensor.ndim == 4 and tensor.is_floating_point():
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            return tensor
+
+        return map_tensors(batch, move)
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        import torch
+
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        kind = kinds.get(self.spec.precision)
+        with torch.autocast(self.spec.device, dtype=kind, enabled=kind is not None):
+            yield
+
+    def _next(self) -> int:
+        self._turn = (self._turn + 1) % NUM_BATCHES
+        return self._turn
+
+    def step(self) -> Tensor:
+        """One iteration on inputs that lie on the device: the loss after a training step, or the output."""
+        return self.run(self.batches[self._next()])
+
+    def transfer_step(self) -> None:
+        """One iteration from host memory to host memory: copy in, compute, result back."""
+        self.run(self.place(self.host_batches[self._next()])).float().cpu()
+
+    def run(self, batch: Batch) -> Tensor:
+        return self.train_on(batch) if self.mode == "train" else self.infer_on(batch)
+
+    def infer_on(self, batch: Batch) -> Tensor:
+        import torch
+
+        with torch.inference_mode(), self.autocast():
+            return self.workload.predict(self.model, batch)
+
+    def backward_on(self, batch: Batch) -> Tensor:
+        """The mean loss of a batch; its gradients are left in the model, unscaled."""
+        with self.autocast():
+            total, count = self.workload.loss(self.model, batch)
+            loss = total / count
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
+
+    def train_on(self, batch: Batch) -> Tensor:
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.backward_on(batch)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return loss
+
+
+def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with every tensor changed; its structure stays."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, change, batch)
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether the memory format can matter: the model has 2-D convolutions."""
+    from torch import nn
+
+    return any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
+
+
+def zero_dropout(model: nn.Module) -> None:
+    """Switches dropout off while the model stays in training mode, so that two devices compute the same thing."""
+    from torch import nn
+    from torch.nn.modules.dropout import _DropoutNd
+
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+            module.dropout = 0.0
+
+
+def as_double(batch: Batch) -> Batch:
+    """The batch with its floating-point tensors in float64."""
+    return map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def gradients_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of a model by parameter name, in float64 on the CPU; parameters without one are left out."""
+    return {n: p.grad.detach().double().cpu() for n, p in model.named_parameters() if p.grad is not None}

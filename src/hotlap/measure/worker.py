@@ -1,0 +1,76 @@
+"""The process in which things are measured: reads one job, does it, writes one answer, ends with its parent.
+
+Its stdout belongs to the answer; whatever the workload prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
+from hotlap.device.memory import is_out_of_memory
+from hotlap.measure.jobs import JOBS
+from hotlap.measure.process import freeze_error
+from hotlap.records.codec import encode
+
+
+def main() -> None:
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def say(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(encode(message)) + "\n")
+
+    def listen(text: str, done: float, total: float) -> None:
+        say({"progress": text, "done": done, "total": total})
+
+    try:
+        say({"result": JOBS[job["job"]](job, listen)})
+    except HotlapError as error:
+        say({"error": freeze_error(error)})
+    except Exception as error:  # noqa: BLE001 - whatever the user's model raised is told to the parent as an answer
+        traceback.print_exc()
+        say({"error": freeze_error(explain(error, job))})
+    channel.flush()
+    os._exit(0)  # libraries that crash while shutting down must not spoil an answer already given
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
+    """An exception of the user's model as one of ours."""
+    if is_out_of_memory(error):
+        return out_of_memory(error, job.get("batch"), job.get("arm", ""))
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return TargetError(
+        f"target {job.get('target')!r} raised {type(error).__name__} while it was measured: {first_line(error)} "
+        f"({frame.filename}:{frame.lineno})",
+        remedy="Run one step of it by hand in Python to see the whole trace",
+    )
+
+
+def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:
+    where = f" on arm {arm!r}" if arm else ""
+    return OutOfMemory(
+        f"batch = {batch} does not fit in memory{where}: {first_line(error)}",
+        remedy="Take a smaller --batch, a half-precision arm such as cuda:bf16, or a smaller input",
+    )
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

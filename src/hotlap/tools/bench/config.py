@@ -1,0 +1,100 @@
+"""What a bench can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hotlap.base.errors import ConfigError
+from hotlap.base.settings import Layer
+
+QUICK = Layer(
+    "--quick",
+    {
+        "processes": 3,
+        "repeats": 10,
+        "seconds": 0.3,
+        "max_seconds": 3.0,
+        "warmup_seconds": 3.0,
+        "gate_batch": 2,
+        "gate_steps": 2,
+        "context": False,
+        "break_even": False,
+    },
+)
+QUICK_GIVES_UP = (
+    "--quick gives up: three processes instead of eight, so differences under 10% are never named and there is no "
+    "p-value; a shorter gate; no single-thread and tuned-CPU context; no break-even batch."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """Times a target on several arms, in fresh processes, under a numeric gate."""
+
+    target: str
+    """Registered name, module:factory or file.py:factory."""
+    arms: tuple[str, ...] = ()
+    """Ways to run it, as cpu,cuda:bf16+channels_last+compile; the first is the baseline. By default the tuned CPU
+    against the GPU, or plain against tuned CPU settings where there is no GPU."""
+    mode: Literal["train", "infer"] = "train"
+    """A whole training step, or a forward pass."""
+    batch: int | None = None
+    """Samples a step; by default the workload's own."""
+    input: tuple[str, ...] = ()
+    """Shape of each input of a plain nn.Module, without the batch: 3x224x224, or 128:int64:32000 for token ids."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Options of the target's factory, as --set workload.size=64."""
+    processes: int = 8
+    """Fresh processes, the unit of replication; each times every arm."""
+    repeats: int = 30
+    """Timed iterations of each arm in each process, at least."""
+    seconds: float = 1.0
+    """Timed seconds of each arm in each process, at least."""
+    max_seconds: float = 20.0
+    """Timed seconds of each arm in each process, at most; long steps get fewer iterations, and the record says so."""
+    warmup_seconds: float = 20.0
+    """Warm-up of each arm ends here even if its times are not steady."""
+    min_effect: float = 0.01
+    """Differences below this fraction are never named."""
+    gate: bool = True
+    """Check outputs, gradients, losses and the task metric against float64 before any speed-up is printed."""
+    gate_batch: int = 4
+    """Samples in the gate's batch; never more than the batch itself."""
+    gate_steps: int = 5
+    """Training steps whose losses the gate compares."""
+    transfer: bool = True
+    """Also time GPU arms from host memory to host memory."""
+    context: bool = True
+    """When CPU and GPU arms meet, also show the tuned CPU and a single thread, timed with fewer samples."""
+    break_even: bool = True
+    """When CPU and GPU arms meet, find the batch from which the GPU wins, copies included."""
+    lock_clocks_mhz: int | None = None
+    """Lock the GPU's clock while timing; needs privilege, and is undone at the end whatever happens."""
+    quick: bool = False
+    """An answer in about a minute: fewer processes and iterations, no context arms, no break-even."""
+    self_test: bool = False
+    """Time A against A instead, and report how often this machine makes the bench see a difference."""
+    seed: int = 0
+    """Decides weights and inputs."""
+    timeout_s: float = 900.0
+    """Longest life of one measuring process."""
+    runs: Path = Path("runs")
+    """Where records go."""
+    name: str | None = None
+    """Name of the run; by default the target's."""
+
+    def __post_init__(self) -> None:
+        least = {"batch": 1, "processes": 1, "repeats": 1, "gate_batch": 1, "gate_steps": 1, "lock_clocks_mhz": 1}
+        for key, low in least.items():
+            value = getattr(self, key)
+            if value is not None and value < low:
+                raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
+        for key in ("seconds", "max_seconds", "warmup_seconds", "timeout_s", "min_effect"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} = {getattr(self, key)} is negative", expected="0 or more")
+
+    def presets(self) -> list[Layer]:
+        """The settings that --quick brings in."""
+        return [QUICK] if self.quick else []

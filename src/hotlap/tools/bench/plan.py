@@ -1,0 +1,54 @@
+"""Which arms to time, which is the baseline, and which only stand beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotlap.base.errors import UsageError
+from hotlap.device.probe import require_cuda
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.jobs import Description
+from hotlap.tools.bench.config import BenchConfig
+
+TUNED = ArmSpec(device="cpu", tuned=True)
+SINGLE = ArmSpec(device="cpu", threads=1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arms of a run; ``cpu:tuned`` still stands for the winner of a race to be run."""
+
+    arms: list[ArmSpec]
+    """Timed side by side in every process; the first is the baseline."""
+    context: list[ArmSpec]
+    """Timed once, to be shown beside."""
+
+    @property
+    def needs_race(self) -> bool:
+        return TUNED in self.arms + self.context
+
+    @property
+    def crosses_devices(self) -> bool:
+        return {arm.device for arm in self.arms} == {"cpu", "cuda"}
+
+
+def make_plan(config: BenchConfig, about: Description) -> Plan:
+    """The arms asked for, or those that answer 'how much faster is it here'."""
+    names = list(config.arms) or _default_arms(about)
+    arms = [parse_arm(name) for name in names]
+    for arm, name in zip(arms, names, strict=True):
+        if arms.count(arm) > 1:
+            raise UsageError(f"arm {name!r} is given twice", remedy="To time A against A, use --self-test")
+        if arm.device == "cuda" and arm.index >= about.num_cuda:
+            require_cuda(arm.index)
+    plan = Plan(arms, [])
+    if config.context and plan.crosses_devices:
+        extra = [arm for arm in (TUNED, SINGLE) if arm not in arms]
+        plan = Plan(arms, extra)
+    return plan
+
+
+def _default_arms(about: Description) -> list[str]:
+    if about.num_cuda:
+        return ["cpu:tuned", "cuda"]
+    return ["cpu", "cpu:threads=1", "cpu:tuned"] if about.usable_cores > 1 else ["cpu", "cpu:tuned"]

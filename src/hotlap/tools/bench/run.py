@@ -1,0 +1,299 @@
+"""The bench itself: describe, gate, weigh, time in fresh processes, judge. The record on disk is never behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hotlap.base import events
+from hotlap.base.errors import EnvironmentUnusable, HotlapError
+from hotlap.base.events import Emit, ignore
+from hotlap.device.clocks import locked_clocks
+from hotlap.measure.arms import ArmSpec, cpu_candidates
+from hotlap.measure.jobs import ArmFailure, Description, Footprint, Gates, Sweep, Timings
+from hotlap.measure.process import Listen, run_job
+from hotlap.measure.timed import Protocol
+from hotlap.records.codec import decode, encode
+from hotlap.records.environment import capture
+from hotlap.records.measurement import Gate, Measurement, Telemetry
+from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.tools.bench.break_even import find_break_even, sweep_batches
+from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
+from hotlap.tools.bench.plan import TUNED, Plan, make_plan
+from hotlap.tools.bench.verdict import build_arm, compare_arms, give_verdict, samples_of
+
+REGIME = "Inputs rotate over four batches that lie on the device; whole steps, so caches are as in use, not flushed."
+
+
+def bench(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
+    """Times one target; the record alone is enough to repeat the run."""
+    emit(events.start("bench", None, f"loading {config.target}"))
+    about = describe(config)
+    plan = make_plan(config, about)
+    run = _Run(config, emit, about, plan, sources or {})
+    try:
+        with locked_clocks(config.lock_clocks_mhz):
+            run.measure()
+    except KeyboardInterrupt:
+        run.close("interrupted", "Interrupted; what was measured until then is here.")
+        raise
+    except HotlapError as error:
+        run.close("failed", str(error))
+        raise
+    finally:
+        emit(events.finish("bench"))
+    return run.close("complete")
+
+
+def preview(config: BenchConfig) -> list[str]:
+    """What a run with this config would do, in lines; loads the target, measures nothing."""
+    if config.self_test:
+        return ["would time the first arm against itself, 40 comparisons"]
+    about = describe(config)
+    plan = make_plan(config, about)
+    return [
+        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"baseline   {plan.arms[0].name}",
+        *(f"arm        {spec.name}" for spec in plan.arms[1:]),
+        *(f"context    {spec.name}" for spec in plan.context),
+        f"work       {config.processes} processes, each timing {len(plan.arms)} arms in turn, "
+        f"at least {config.repeats} iterations an arm, batch {config.batch or about.default_batch}",
+    ]
+
+
+def describe(config: BenchConfig) -> Description:
+    """What there is to know of the target, learnt in a process of its own."""
+    answer = run_job(_job(config, "describe"), timeout_s=config.timeout_s)
+    about: Description = decode(Description, answer)
+    return about
+
+
+def _job(config: BenchConfig, job: str, **extra: Any) -> dict[str, Any]:
+    common = {"target": config.target, "options": config.workload, "inputs": list(config.input), "seed": config.seed}
+    return {"job": job, **common, "mode": config.mode, **extra}
+
+
+class _Run:
+    """One bench under way."""
+
+    def __init__(
+        self, config: BenchConfig, emit: Emit, about: Description, plan: Plan, sources: dict[str, str]
+    ) -> None:
+        self.config, self.emit, self.about = config, emit, about
+        self.arms, self.context = list(plan.arms), list(plan.context)
+        self.out: set[str] = set()
+        """Arms that gave a wrong answer or failed; they keep their row and are timed no more."""
+        self.needs_race = plan.needs_race
+        self.crosses = plan.crosses_devices
+        self.batch = config.batch or about.default_batch
+        self.began = time.time()
+        self.gates: dict[str, Gate] = {}
+        self.footprints: dict[str, Footprint] = {}
+        self.measurements: list[Measurement] = []
+        self.telemetry: list[Telemetry] = []
+        self.failures: list[ArmFailure] = []
+        self.done, self.units = 0, 0
+        resolved = dataclasses.replace(config, batch=self.batch)
+        environment = capture()
+        self.folder: Path = run_folder(config.runs, config.name or about.name)
+        self.record = begin("bench", config.name or about.name, resolved, sources, environment)
+        self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
+        self.notes = [QUICK_GIVES_UP] if config.quick else []
+        self._save()
+
+    def measure(self) -> None:
+        steps = len(self.arms) + len(self.context)
+        self.units = self.needs_race + self.config.gate + 2 * steps - len(self.arms) + self.config.processes
+        self.units += self.config.break_even and self.crosses
+        if self.needs_race:
+            self._race()
+        if self.config.gate:
+            self._gate()
+        for spec in self._going(self.arms + self.context):
+            self._weigh(spec)
+        for process in range(self.config.processes):
+            self._time(process, self._going(self.arms), f"process {process + 1} of {self.config.processes}")
+            self._save()
+        for spec in self._going(self.context):
+            self._time(0, [spec], f"context {spec.name}")
+        if self.config.break_even and self.crosses:
+            self._break_even()
+
+    # One unit of progress is one process.
+    def _run(self, text: str, job: dict[str, Any]) -> Any:
+        def listen(detail: str, done: float, total: float) -> None:
+            share = done / total if total else 0.0
+            self.emit(events.advance("bench", self.done + share, self.units, f"{text}: {detail}"))
+
+        ear: Listen = listen
+        self.emit(events.advance("bench", self.done, self.units, text))
+        answer = run_job(job, timeout_s=self.config.timeout_s, listen=ear)
+        self.done += 1
+        return answer
+
+    def _protocol(self, process: int, **changes: Any) -> dict[str, Any]:
+        config = self.config
+        protocol = Protocol(
+            process=process,
+            repeats=config.repeats,
+            seconds=config.seconds,
+            max_seconds=config.max_seconds,
+            warmup_seconds=config.warmup_seconds,
+            transfer=config.transfer,
+            began_at=self.began,
+        )
+        data: dict[str, Any] = encode(dataclasses.replace(protocol, **changes))
+        return data
+
+    def _race(self) -> None:
+        """Puts the fastest CPU settings that pass the gate in the place of ``cpu:tuned``."""
+        about = self.about
+        candidates = cpu_candidates(
+            has_convolutions=about.has_convolutions, fast_bf16=about.fast_bf16, can_compile=about.can_compile
+        )
+        brief = self._protocol(0, repeats=5, seconds=0.5, max_seconds=min(5.0, self.config.max_seconds), transfer=False)
+        names = [spec.name for spec in candidates]
+        job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=brief)
+        timings: Timings = decode(Timings, self._run("tuned CPU", job))
+        medians = {}
+        for name in names:
+            samples = samples_of(timings.measurements, name, "wall")
+            if samples:
+                medians[name] = sorted(samples[0])[len(samples[0]) // 2]
+        why = {failure.arm: failure.what for failure in timings.failures}
+        rows: list[dict[str, Any]] = [
+            {"arm": name, "median_ms": medians.get(name), "passed_gate": None, "error": why.get(name, "")}
+            for name in names
+        ]
+        winner = self._first_correct(sorted(medians, key=lambda n: medians[n]), rows)
+        self.extra["tuned_cpu"] = {"candidates": rows, "chosen": winner}
+        chosen = next(spec for spec in candidates if spec.name == winner)
+        self._replace_tuned(chosen)
+
+    def _first_correct(self, names: Sequence[str], rows: list[dict[str, Any]]) -> str:
+        for name in names:
+            if not self.config.gate:
+                return name
+            self._check_gates([name])
+            passed = name in self.gates and self.gates[name].passed
+            next(row for row in rows if row["arm"] == name)["passed_gate"] = passed
+            if passed:
+                return name
+            gate = self.gates.pop(name, None)
+            self.failures = [f for f in self.failures if f.arm != name]
+            self.notes.append(f"{name} was left out of the tuned CPU: " + ("wrong answer" if gate else "it failed"))
+        raise EnvironmentUnusable(
+            f"no CPU settings of {self.config.target!r} ran and passed the gate",
+            remedy="Look at one with --arms cpu, or leave the CPU out with --arms cuda",
+        )
+
+    def _replace_tuned(self, chosen: ArmSpec) -> None:
+        self.notes.append(f"cpu:tuned is {chosen.name} here.")
+        for group in (self.arms, self.context):
+            if TUNED in group:
+                place = group.index(TUNED)
+                if chosen in self.arms:
+                    group.remove(TUNED)
+                else:
+                    group[place] = chosen
+
+    def _gate(self) -> None:
+        names = [spec.name for spec in self.arms + self.context if spec.name not in self.gates]
+        self._check_gates(names)
+        self.done += 1
+        self.out |= {name for name, gate in self.gates.items() if not gate.passed}
+        self.out |= {failure.arm for failure in self.failures}
+        self._save()
+
+    def _going(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
+        return [spec for spec in specs if spec.name not in self.out]
+
+    def _check_gates(self, names: Sequence[str]) -> None:
+        size = min(self.config.gate_batch, self.batch)
+        job = _job(self.config, "gate", arms=list(names), batch=size, steps=self.config.gate_steps)
+        found: Gates = decode(Gates, self._run("numeric gate", job))
+        self.done -= 1
+        self.gates.update({gate.arm: gate for gate in found.gates})
+        self.failures += found.failures
+        for gate in found.gates:
+            self.emit(events.note(f"gate {gate.arm}: {'passed' if gate.passed else 'FAILED'}"))
+
+    def _weigh(self, spec: ArmSpec) -> None:
+        job = _job(self.config, "footprint", arm=spec.name, batch=self.batch)
+        try:
+            self.footprints[spec.name] = decode(Footprint, self._run(f"memory {spec.name}", job))
+        except HotlapError as error:
+            self._drop(spec, error)
+
+    def _drop(self, spec: ArmSpec, error: HotlapError) -> None:
+        """Leaves an arm out that cannot run; without any arm left, its error is the run's."""
+        self.failures.append(ArmFailure(arm=spec.name, what=error.what, out_of_memory=error.exit_code == 5))
+        self.out.add(spec.name)
+        if not self._going(self.arms):
+            raise error
+
+    def _time(self, process: int, specs: Sequence[ArmSpec], text: str) -> None:
+        if not specs:
+            return
+        names = [spec.name for spec in specs]
+        job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=self._protocol(process))
+        timings: Timings = decode(Timings, self._run(text, job))
+        self.measurements += timings.measurements
+        self.telemetry += timings.telemetry
+        self.failures += timings.failures
+        self.out |= {failure.arm for failure in timings.failures}
+
+    def _break_even(self) -> None:
+        going = self._going(self.arms + self.context)
+        host = next((s for s in going if s.device == "cpu" and s.threads != 1), None)
+        card = next((s for s in going if s.device == "cuda"), None)
+        if host is None or card is None:
+            return
+        batches = sweep_batches(self.batch)
+        job = _job(self.config, "sweep", arms=[host.name, card.name], batches=batches, seconds=1.0)
+        found: Sweep = decode(Sweep, self._run("break-even batch", job))
+        self.extra["break_even"] = find_break_even(found, host.name, card.name)
+
+    def _snapshot(self) -> RunRecord:
+        failed = {f.arm: f for f in reversed(self.failures)}
+        roles = {spec.name: "arm" for spec in self.arms} | {spec.name: "context" for spec in self.context}
+        roles |= {self.arms[0].name: "baseline"}
+        rows = [
+            build_arm(
+                spec,
+                roles[spec.name],
+                self.batch,
+                self.measurements,
+                self.telemetry,
+                footprint=self.footprints.get(spec.name),
+                failure=failed.get(spec.name),
+            )
+            for spec in self.arms + self.context
+        ]
+        return dataclasses.replace(
+            self.record,
+            arms=rows,
+            comparisons=compare_arms(rows, self.gates, self.measurements, self.config.min_effect),
+            gates=list(self.gates.values()),
+            measurements=list(self.measurements),
+            telemetry=list(self.telemetry),
+            extra=self.extra,
+            notes=list(self.notes),
+        )
+
+    def _save(self) -> None:
+        self.record = save(self._snapshot(), self.folder)
+
+    def close(self, status: str, why: str = "") -> RunRecord:
+        """The finished record, with its verdict, on disk."""
+        record = self._snapshot()
+        verdict = give_verdict(record.arms, self.gates, record.comparisons, self.failures)
+        if status != "complete":
+            verdict = dataclasses.replace(verdict, outcome=status, headline=why, exit_code=1)
+        notes = [*record.notes, why] if why else record.notes
+        record = dataclasses.replace(record, status=status, finished_at=now(), verdict=verdict, notes=notes)
+        self.record = save(record, self.folder)
+        return self.record
