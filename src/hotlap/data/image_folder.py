@@ -39,12 +39,14 @@ def find_pairs(folder: Path) -> list[ImagePair]:
     for stem, path in images.items():
         if stem not in labels:
             raise DataError(
-                f"image {str(path)!r} has no label", remedy=f"Add {stem}.png to {folder / 'labels'}, or remove the image"
+                f"image {str(path)!r} has no label",
+                remedy=f"Add {stem}.png to {folder / 'labels'}, or remove the image",
             )
     for stem, path in labels.items():
         if stem not in images:
             raise DataError(
-                f"label {str(path)!r} has no image", remedy=f"Add {stem}.png to {folder / 'images'}, or remove the label"
+                f"label {str(path)!r} has no image",
+                remedy=f"Add {stem}.png to {folder / 'images'}, or remove the label",
             )
     if len(images) < HOLD_OUT_EVERY:
         raise DataError(

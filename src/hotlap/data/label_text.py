@@ -55,7 +55,9 @@ def _parse_line(line: bytes, where: str) -> tuple[str, str]:
         ) from error
     parts = decoded.split(maxsplit=1)
     if len(parts) < 2:
-        raise DataError(f"{where}: {decoded[:40]!r} is not 'label text'", expected="a label, a space or tab, and a text")
+        raise DataError(
+            f"{where}: {decoded[:40]!r} is not 'label text'", expected="a label, a space or tab, and a text"
+        )
     return parts[0], parts[1]
 
 

@@ -34,12 +34,21 @@ class SegmentConfig:
     """Which drawn images."""
 
     def __post_init__(self) -> None:
-        for name, least in {"classes": 2, "width": 1, "size": 1, "batch": 1, "train_images": 1, "eval_images": 1}.items():
+        for name, least in {
+            "classes": 2,
+            "width": 1,
+            "size": 1,
+            "batch": 1,
+            "train_images": 1,
+            "eval_images": 1,
+        }.items():
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
         if self.classes > 255:
-            raise ConfigError(f"classes = {self.classes} is not valid", expected="at most 255, which marks unknown pixels")
+            raise ConfigError(
+                f"classes = {self.classes} is not valid", expected="at most 255, which marks unknown pixels"
+            )
         if self.label_kind not in LABEL_KINDS:
             raise ConfigError(
                 f"label_kind = {self.label_kind!r} is not valid", expected=f"one of {', '.join(LABEL_KINDS)}"

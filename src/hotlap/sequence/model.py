@@ -45,22 +45,22 @@ class BiLSTM(nn.Module):
         for layer in range(self.lstm.num_layers):
             if layer > 0:
                 x = F.dropout(x, self.dropout, self.training)
-            x = _read_both_ways(self.lstm, layer, x, padding)
+            x = self._read_both_ways(layer, x, padding)
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden)
         forward_end = x[..., :hidden].gather(1, last)[:, 0]
         backward_end = x[:, 0, hidden:]
         return self.head(torch.cat([forward_end, backward_end], dim=1))
 
-
-@torch.compiler.disable  # traced, the recurrence would be unrolled step by step; nn.LSTM is kept out for the same reason
-def _read_both_ways(lstm: nn.LSTM, layer: int, x: Tensor, padding: Tensor) -> Tensor:  # [n, L, F], [n, L]
-    """The outputs [n, L, 2 * hidden] of one layer, its state held at zero until the first character either way."""
-    gate = padding[..., None].to(x.dtype)
-    x = torch.cat([x, F.pad(gate, (0, _GATE_COLUMNS - 1))], dim=2)
-    weights = _gated_weights(lstm, layer)
-    state = x.new_zeros(2, len(x), lstm.hidden_size)
-    out, _, _ = torch.lstm(x, (state, state), weights, True, 1, 0.0, lstm.training, True, True)
-    return out
+    # Traced, the recurrence would be unrolled step by step; the compiler leaves nn.LSTM alone for the same reason.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _read_both_ways(self, layer: int, x: Tensor, padding: Tensor) -> Tensor:  # [n, L, F], [n, L]
+        """The outputs [n, L, 2 * hidden] of one layer, its state held at zero until the first character either way."""
+        gate = padding[..., None].to(x.dtype)
+        x = torch.cat([x, F.pad(gate, (0, _GATE_COLUMNS - 1))], dim=2)
+        weights = _gated_weights(self.lstm, layer)
+        state = x.new_zeros(2, len(x), self.lstm.hidden_size)
+        out, _, _ = torch.lstm(x, (state, state), weights, True, 1, 0.0, self.training, True, True)
+        return out
 
 
 def _gated_weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
