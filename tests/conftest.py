@@ -25,3 +25,17 @@ def _own_folders(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith("HOTLAP_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def plain_float32():
+    """Float32 without TF32 for the length of a test, so that devices differ by rounding alone."""
+    import torch
+
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    yield
+    for backend, precision in zip(backends, before, strict=True):
+        backend.fp32_precision = precision

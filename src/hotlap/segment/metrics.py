@@ -1,0 +1,38 @@
+"""How good a segmentation is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hotlap.measure.confusion import (
+    accuracy,
+    confusion_counts,
+    dice_per_class,
+    iou_per_class,
+    mean_over_present,
+)
+from hotlap.workload import Agreement
+
+
+def segmentation_scores(confusion: Tensor) -> dict[str, float]:  # [C, C] over all pixels of a data set
+    """Mean Dice and IoU, pixel accuracy, and Dice and IoU of each class.
+
+    A class that neither occurs nor is predicted has no score: it is left out, of the means too.
+    """
+    dice, iou = dice_per_class(confusion), iou_per_class(confusion)
+    scores = {
+        "dice": mean_over_present(dice),
+        "iou": mean_over_present(iou),
+        "pixel_accuracy": accuracy(confusion),
+    }
+    for number, (d, i) in enumerate(zip(dice.tolist(), iou.tolist(), strict=True)):
+        if d == d:
+            scores[f"dice_{number}"] = d
+            scores[f"iou_{number}"] = i
+    return scores
+
+
+def mask_agreement(out: Tensor, ref: Tensor) -> Agreement:  # [n, C, H, W] each
+    """The mean IoU of the two outputs' masks, taking the reference's as the truth."""
+    confusion = confusion_counts(out.argmax(1), ref.argmax(1), ref.shape[1])
+    return Agreement(name="mask IoU", value=mean_over_present(iou_per_class(confusion)), at_least=0.99)
