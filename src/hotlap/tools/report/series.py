@@ -1,0 +1,263 @@
+"""Charts of many samples: distributions by process, samples in order, clocks over time, time against batch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hotlap.base.format import format_count, format_ms, format_number
+from hotlap.tools.report.charts import EDGE, ROOMY, row_label
+from hotlap.tools.report.svg import (
+    Scale,
+    circle,
+    dots,
+    fit_scale,
+    is_wide,
+    line,
+    polyline,
+    rect,
+    svg,
+    text,
+    text_px,
+    x_axis,
+    y_axis,
+)
+
+MAX_DOTS = 2400
+"""Dots drawn in one chart at desk width; beyond it every n-th of the sorted samples stands for its neighbours."""
+MAX_DOTS_PHONE = 1000
+FAR_OUT = 3.0
+"""Interquartile ranges from a process's quartiles at which a sample is ringed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """The samples of one arm by process, and its summary where it has one."""
+
+    label: str
+    css: str
+    processes: Mapping[int, Sequence[float]]
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    throttled: frozenset[int] = frozenset()
+    """Processes in which the device slowed itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One quantity over time."""
+
+    label: str
+    unit: str
+    points: Sequence[tuple[float, float]]
+    css: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One block of a run: when, what a reader wants to know of it, and whether the device was held back."""
+
+    seconds: float
+    tip: str
+    throttled: bool = False
+
+
+def most_dots(width: float) -> int:
+    return MAX_DOTS if width >= ROOMY else MAX_DOTS_PHONE
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    return [v for v in values if math.isfinite(v)]
+
+
+def ms_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
+    """Round times in one unit, without digits that say nothing."""
+    unit, length = ("s", 1000.0) if scale.high >= 2000 else ("ms", 1.0) if scale.high >= 0.2 else ("µs", 1e-3)
+    rescaled = Scale(scale.low / length, scale.high / length, scale.start, scale.end, scale.log)
+    return [(tick * length, f"{tick:g} {unit}") for tick in rescaled.ticks(count)]
+
+
+def far_out(values: Sequence[float]) -> tuple[float, float]:
+    """The bounds beyond which a sample of this process is ringed; both infinite for fewer than four samples."""
+    if len(values) < 4:
+        return -math.inf, math.inf
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    reach = FAR_OUT * (third - first)
+    return first - reach, third + reach
+
+
+def thin(values: Sequence[float], most: int) -> list[float]:
+    """``values`` sorted, or evenly chosen ranks of them with both ends kept, when there are more than ``most``."""
+    ranked = sorted(values)
+    if len(ranked) <= most:
+        return ranked
+    most = max(most, 2)
+    return [ranked[round(k * (len(ranked) - 1) / (most - 1))] for k in range(most)]
+
+
+def strips(arms: Sequence[Strip], width: float, *, log: bool) -> str:
+    """A lane of dots for each process of each arm on one time axis; process medians are ticks, far samples rings."""
+    values = [v for arm in arms for samples in arm.processes.values() for v in finite(samples)]
+    left = 30.0
+    scale = fit_scale(values, left + EDGE, width - EDGE, log=log)
+    lanes = sum(len(arm.processes) for arm in arms)
+    lane = 11.0 if lanes <= 40 else max(4.0, 440.0 / lanes)
+    per_lane = max(most_dots(width) // max(lanes, 1), 12)
+    body, y = [], 0.0
+    for arm in arms:
+        body.append(row_label(arm.label, 0.0, y + 2, width, 0.0))
+        body.append(_strip(arm, scale, y + 22, lane, per_lane))
+        y += 22 + lane * len(arm.processes) + 14
+    axis = x_axis(scale, 18, y - 6, ms_ticks(scale, 7 if width >= ROOMY else 4),
+                  "wall time per iteration" + (", log" if log else ""))  # fmt: skip
+    label = "Samples by process: " + "; ".join(
+        f"{a.label} median {format_ms(a.median)}, {format_count(len(a.processes), 'process', 'processes')}"
+        for a in arms
+    )
+    return svg(width, y + 32, label, axis + "".join(body))
+
+
+def _strip(arm: Strip, scale: Scale, top: float, lane: float, per_lane: int) -> str:
+    height = lane * len(arm.processes)
+    parts = []
+    if arm.median is not None and math.isfinite(arm.median):
+        low, high = (arm.median if v is None or not math.isfinite(v) else v for v in (arm.low, arm.high))
+        tip = f"{arm.label}: median {format_ms(arm.median, 4)}, 95% interval {format_ms(low, 4)} to {format_ms(high, 4)}"
+        parts.append(rect(scale(low), top - 3, max(scale(high) - scale(low), 1.5), height + 6, f"{arm.css} band", tip))
+        parts.append(line(scale(arm.median), top - 3, scale(arm.median), top + height + 3, f"{arm.css} centre"))
+    for place, (process, samples) in enumerate(sorted(arm.processes.items())):
+        y = top + lane * (place + 0.5)
+        if lane >= 8 or place % 5 == 0:
+            parts.append(text(24, y + 3.5, str(process + 1), "lane", "end"))
+        parts.append(_lane(arm, process, finite(samples), scale, y, lane, per_lane))
+    return "".join(parts)
+
+
+def _lane(arm: Strip, process: int, samples: Sequence[float], scale: Scale, y: float, lane: float, most: int) -> str:
+    if not samples:
+        return ""
+    low, high = far_out(samples)
+    middle = statistics.median(samples)
+    near = thin([v for v in samples if low <= v <= high], most)
+    far = thin([v for v in samples if not low <= v <= high], 12)
+    held = " (device throttled)" if process in arm.throttled else ""
+    tip = (
+        f"{arm.label}, process {process + 1}{held}: median {format_ms(middle, 4)}, {format_ms(min(samples), 4)} to "
+        f"{format_ms(max(samples), 4)}, {format_count(len(samples), 'sample')}"
+    )
+    # Two dots' heights of jitter, in a fixed pattern, so that equal samples do not hide one another.
+    spread = min(lane * 0.22, 2.4)
+    points = [(scale(v), y + spread * (-1, 1, 0)[k % 3]) for k, v in enumerate(near)]
+    rings = "".join(circle(scale(v), y, 2.4, f"ring {arm.css}", f"far out: {format_ms(v, 4)}") for v in far)
+    tick = line(scale(middle), y - lane * 0.42, scale(middle), y + lane * 0.42, f"median{' held' if held else ''}")
+    target = rect(scale.start, y - lane / 2, scale.end - scale.start, lane, "hit", tip)
+    return dots(points, arm.css) + tick + target + rings
+
+
+def sequence(arms: Sequence[Strip], width: float) -> str:
+    """Wall samples in the order of their processes: a drift or a step over the run is seen here."""
+    left, height, right = 62.0, 170.0, width - EDGE
+    values = [v for arm in arms for samples in arm.processes.values() for v in finite(samples)]
+    y_of = fit_scale(values, height - 4, 6, log=is_wide(values, 8))
+    order = sorted({process for arm in arms for process in arm.processes})
+    x_of = Scale(0.0, float(max(len(order), 1)), left, right)
+    parts = [y_axis(y_of, left, right, ms_ticks(y_of, 4))]
+    every = max(1, math.ceil(len(order) / (16 if width >= ROOMY else 8)))
+    for place, process in enumerate(order):
+        if place:
+            parts.append(line(x_of(place), 2, x_of(place), height, "grid"))
+        if place % every == 0:
+            parts.append(text((x_of(place) + x_of(place + 1)) / 2, height + 16, str(process + 1), "tick", "middle"))
+    most = max(most_dots(width) // max(sum(len(a.processes) for a in arms), 1), 8)
+    for arm in arms:
+        points = [p for i, s in arm.processes.items() for p in _in_order(s, order.index(i), x_of, y_of, most)]
+        parts.append(dots(points, arm.css, arm.label))
+    parts.append(text(right, height + 33, "process, in the order they ran", "axis", "end"))
+    return svg(width, height + 40, "Wall time of every iteration in the order of the run", "".join(parts))
+
+
+def _in_order(samples: Sequence[float], place: int, x_of: Scale, y_of: Scale, most: int) -> list[tuple[float, float]]:
+    every = max(1, math.ceil(len(samples) / most))
+    return [
+        (x_of(place + 0.06 + 0.88 * (k + 0.5) / len(samples)), y_of(v))
+        for k, v in enumerate(samples)
+        if k % every == 0 and math.isfinite(v)
+    ]
+
+
+def panels(rows: Sequence[Panel], moments: Sequence[Moment], width: float) -> str:
+    """Clocks, temperature, power or load over the run's seconds, one strip each; throttled blocks are shaded."""
+    left, strip, right = 62.0, 74.0, width - EDGE
+    x_of = fit_scale([m.seconds for m in moments], left, right, pad=0.01)
+    bottom = strip * len(rows)
+    parts = [_shade(moments, x_of, bottom)]
+    for index, row in enumerate(rows):
+        top = index * strip
+        y_of = fit_scale([v for _, v in row.points], top + strip - 12, top + 26, pad=0.1)
+        parts.append(text(left, top + 13, f"{row.label}, {row.unit}", "axis"))
+        parts.append(y_axis(y_of, left, right, [(v, f"{v:,g}") for v in y_of.ticks(2)]))
+        points = [(x_of(x), y_of(y)) for x, y in row.points if math.isfinite(y)]
+        parts.append(polyline(points, row.css) + dots(points, row.css))
+    ticks = [(v, f"{v:g} s") for v in x_of.ticks(8 if width >= ROOMY else 4)]
+    parts.append(x_axis(x_of, bottom - 8, bottom - 4, ticks, "since the run began"))
+    parts.append(_targets(moments, x_of, bottom, 64 if width >= ROOMY else 24))
+    names = ", ".join(row.label for row in rows)
+    return svg(width, bottom + 36, f"{names} over {format_number(x_of.high - x_of.low)} s", "".join(parts))
+
+
+def _edges(moments: Sequence[Moment], x_of: Scale) -> list[tuple[float, float]]:
+    """Where each block's ground begins and ends: half way to its neighbours."""
+    xs = [x_of(m.seconds) for m in moments]
+    middles = [(a + b) / 2 for a, b in zip(xs, xs[1:], strict=False)]
+    return list(zip([x_of.start, *middles], [*middles, x_of.end], strict=True)) if xs else []
+
+
+def _shade(moments: Sequence[Moment], x_of: Scale, bottom: float) -> str:
+    edges = _edges(moments, x_of)
+    return "".join(
+        rect(a, 0, max(b - a, 1.0), bottom - 8, "throttled")
+        for (a, b), m in zip(edges, moments, strict=True)
+        if m.throttled
+    )
+
+
+def _targets(moments: Sequence[Moment], x_of: Scale, bottom: float, most: int) -> str:
+    """Places to point at: one for each block, or for every few where there are more than ``most``."""
+    every = max(1, math.ceil(len(moments) / most))
+    chosen = [m for k, m in enumerate(moments) if k % every == 0]
+    edges = _edges(chosen, x_of)
+    return "".join(rect(a, 0, b - a, bottom, "hit", m.tip) for (a, b), m in zip(edges, chosen, strict=True))
+
+
+def break_even(
+    batches: Sequence[int], lines: Sequence[tuple[str, str, Sequence[float]]], cross: int | None, width: float
+) -> str:
+    """Time per sample against batch, both log, one line for each (label, css, ms per batch); the crossover marked."""
+    left, height, right = 62.0, 230.0, width - EDGE
+    per_sample = [[t / b for t, b in zip(times, batches, strict=False) if b > 0] for _, _, times in lines]
+    y_of = fit_scale([v for row in per_sample for v in row], height - 6, 24, log=True)
+    x_of = fit_scale([float(b) for b in batches], left + 8, right - 8, log=True, pad=0.0)
+    parts = [y_axis(y_of, left, right, ms_ticks(y_of, 5)), _batch_axis(batches, x_of, height)]
+    if cross is not None and cross > 0:
+        x = x_of(float(cross))
+        words = f"break-even at batch {cross}"
+        side = "end" if x + text_px(words) + 8 > right else "start"
+        parts.append(line(x, 8, x, height, "cross"))
+        parts.append(text(x + (-6 if side == "end" else 6), 14, words, "strong", side))
+    for (label, css, _), row in zip(lines, per_sample, strict=True):
+        known = [(b, v) for b, v in zip(batches, row, strict=False) if math.isfinite(v)]
+        parts.append(polyline([(x_of(float(b)), y_of(v)) for b, v in known], css))
+        parts += [
+            circle(x_of(float(b)), y_of(v), 4, f"spot {css}", f"{label}, batch {b}: {format_ms(v)} per sample")
+            for b, v in known
+        ]
+    return svg(width, height + 40, "Time per sample against batch", "".join(parts))
+
+
+def _batch_axis(batches: Sequence[int], x_of: Scale, height: float) -> str:
+    every = max(1, math.ceil(len(batches) * 34 / max(x_of.end - x_of.start, 1)))
+    shown = [b for k, b in enumerate(batches) if k % every == 0]
+    return x_axis(x_of, 20, height, [(float(b), str(b)) for b in shown], "batch, log")
