@@ -9,14 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotlap.base.format import format_bytes, format_error, format_ms, format_number, format_percent, format_ratio
+from hotlap.base.format import format_bytes, format_ms, format_number, format_percent, format_ratio
 from hotlap.tools.report.svg import (
+    NAME_PX,
     Scale,
     circle,
     fit_scale,
     fit_text,
     is_wide,
     line,
+    n,
     rect,
     svg,
     text,
@@ -71,14 +73,14 @@ def gutter(labels: Sequence[str], width: float) -> float:
     """Pixels kept at the left for labels; 0 when they stand above their rows."""
     if width < ROOMY:
         return 0.0
-    return min(max((text_px(label) for label in labels), default=0.0) + 18, 0.32 * width)
+    return min(NAME_PX * max((len(label) for label in labels), default=0) + 18, 0.32 * width)
 
 
 def row_label(label: str, left: float, y: float, width: float, centre: float) -> str:
     """A row's name: in the gutter at the height of its marks, or above them."""
     if left:
-        return text(left - 14, centre + 4, fit_text(label, left - 14), "name", "end")
-    return text(0, y + 12, fit_text(label, width), "name")
+        return text(left - 14, centre + 4, fit_text(label, left - 14, NAME_PX), "name", "end")
+    return text(0, y + 12, fit_text(label, width, NAME_PX), "name")
 
 
 def forest(rows: Sequence[ForestRow], width: float) -> str:
@@ -117,7 +119,7 @@ def _forest_mark(row: ForestRow, scale: Scale, y: float, width: float) -> str:
 def clocks(rows: Sequence[ClockRow], width: float) -> str:
     """Wall and device time of each arm as a pair of bars, each arm on its own scale, the gap between them named."""
     left = gutter([row.label for row in rows], width)
-    value_px = 80.0
+    value_px = 104.0
     head = 0.0 if left else 18.0
     pitch = 48.0 + head
     parts = []
@@ -138,10 +140,10 @@ def _clock_pair(row: ClockRow, scale: Scale, top: float) -> str:
     wall_end, device_end = scale(row.wall), scale(row.device)
     parts = [
         rect(scale.start, top, wall_end - scale.start, 14, f"{row.css} solid", f"wall: {format_ms(row.wall)}", 2),
-        text(scale.end + 8, top + 11, f"{format_ms(row.wall)}", "value"),
+        text(scale.end + 8, top + 11, f"{format_ms(row.wall)} wall", "value"),
         rect(scale.start, top + 18, device_end - scale.start, 14, f"{row.css} soft",
              f"device: {format_ms(row.device)}", 2),
-        text(scale.end + 8, top + 29, f"{format_ms(row.device)}", "value"),
+        text(scale.end + 8, top + 29, f"{format_ms(row.device)} device", "value"),
     ]  # fmt: skip
     if wall_end - device_end > 1:
         tip = f"{share} of the wall time the device waits to be given work"
@@ -174,22 +176,22 @@ def bars(rows: Sequence[BarRow], width: float, *, what: str, form: str = "bytes"
             parts.append(rect(scale.start, top, end - scale.start, 13, css, tip, 2))
             parts.append(text(end + 7, top + 10.5, fit_text(f"{write(value)} {name}", width - end - 7), "value"))
         y += head + height + 14
-    label = f"{what}: " + "; ".join(f"{r.label} " + ", ".join(f"{n} {write(v)}" for n, v, _ in r.bars) for r in rows)
+    label = f"{what}: " + "; ".join(
+        f"{r.label} " + ", ".join(f"{name} {write(v)}" for name, v, _ in r.bars) for r in rows
+    )
     return svg(width, y, label, "".join(parts))
 
 
 def breach(error: float, allowed: float, scale: Scale) -> str:
-    """A bar of error over what is allowed, on a log scale shared by a table's rows; beyond the line it fails."""
+    """A bar of error over what is allowed, on a log scale shared by a table's rows; beyond the line it fails.
+
+    Hidden from readers of the page by voice: both numbers stand beside it.
+    """
     share = breach_share(error, allowed)
-    end = scale(share)
-    fails = share > 1
-    body = (
-        line(scale.start, 8, scale.end, 8, "track")
-        + rect(scale.start, 4, max(end - scale.start, 1.5), 8, "bad solid" if fails else "good solid", "", 2)
-        + line(scale(1), 0, scale(1), 16, "one")
-    )
-    label = f"error {format_error(error)}, allowed {format_error(allowed)}"
-    return svg(scale.end + 2, 16, label, f"<g><title>{label}</title>{body}</g>")
+    tone = "bad" if share > 1 else "good"
+    body = line(scale.start, 8, scale.end, 8, "track") + line(scale(1), 0, scale(1), 16, "one")
+    body += rect(scale.start, 4, max(scale(share) - scale.start, 1.5), 8, f"{tone} solid")
+    return f'<svg viewBox="0 0 {n(scale.end + 2)} 16" width="{n(scale.end + 2)}" aria-hidden="true">{body}</svg>'
 
 
 def breach_share(error: float, allowed: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +15,11 @@ from hotlap.records.measurement import Telemetry
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import BarRow, ClockRow, bars, clocks, forest
 from hotlap.tools.report.doctor import ceiling_groups
-from hotlap.tools.report.series import Moment, Panel, Strip, break_even, panels, sequence, strips
+from hotlap.tools.report.series import Moment, Panel, Strip, break_even, panels, sequence, spreads, strips
 from hotlap.tools.report.speed import colours, forest_rows
 from hotlap.tools.report.svg import is_wide
 
+TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 DESK_PX = 800.0
 PHONE_PX = 340.0
 LOG_FROM = 8.0
@@ -34,7 +36,6 @@ class Figure:
     phone: Markup
     legend: list[tuple[str, str]] = field(default_factory=list)
     """CSS class and name of each colour, where the chart does not name them itself."""
-    folded: bool = False
 
 
 def figure(
@@ -43,11 +44,21 @@ def figure(
     caption: str = "",
     *,
     legend: list[tuple[str, str]] | None = None,
-    folded: bool = False,
 ) -> Figure:
     """``draw`` at both widths; the page's style shows the one that fits."""
-    desk, phone = Markup(draw(DESK_PX)), Markup(draw(PHONE_PX))  # the charts escape what they are given
-    return Figure(title=title, caption=caption, desk=desk, phone=phone, legend=legend or [], folded=folded)
+    desk = draw(DESK_PX)
+    phone = _refer(draw(PHONE_PX), desk)
+    # The charts escape what they are given.
+    return Figure(title=title, caption=caption, desk=Markup(desk), phone=Markup(phone), legend=legend or [])
+
+
+def _refer(phone: str, desk: str) -> str:
+    """``phone`` with each tip that ``desk`` holds too as its number there: no browser shows titles on touch anyway.
+
+    The page's script puts the words back.
+    """
+    numbers = {tip: place for place, tip in reversed(list(enumerate(TITLE.findall(desk))))}
+    return TITLE.sub(lambda m: f"<desc>{numbers[m[1]]}</desc>" if m[1] in numbers else m[0], phone)
 
 
 def forest_figure(record: RunRecord) -> Figure | None:
@@ -89,23 +100,22 @@ def wall_strips(record: RunRecord) -> list[Strip]:
 
 
 def distribution_figures(record: RunRecord) -> list[Figure]:
-    """Samples by process on a shared axis; when that must be log, each arm again on its own; then the two clocks."""
+    """Samples by process on a shared axis, their spread around each arm's own median, and the two clocks."""
     arms, found = wall_strips(record), []
     if arms:
-        centres = [v for arm in arms for samples in arm.processes.values() for v in samples]
-        log = is_wide(centres, LOG_FROM)
+        log = is_wide([v for arm in arms for samples in arm.processes.values() for v in samples], LOG_FROM)
         caption = (
             "A lane for each process, a dot for each iteration; the dark tick is the process's median, the shaded band "
             "the 95% interval of the arm's median. Rings are samples more than 3 interquartile ranges outside their "
-            "process's quartiles: marked, never removed. Lanes that disagree mean the processes differ, not the "
-            "iterations; an orange tick is a process in which the device throttled."
+            "process's quartiles: marked, never removed. An orange tick is a process in which the device throttled."
         )
         found.append(figure("Samples by process", lambda width: strips(arms, width, log=log), caption))
-        if log:
-            found += [
-                figure(f"{arm.label} on its own axis", partial(strips, [arm], log=False), folded=True)
-                for arm in arms
-            ]
+        caption = (
+            "The same lanes as distance from the arm's median. Tick: median of a process; bar: its middle half; hair "
+            "line: 5th to 95th percentile. Lanes that stand apart mean that processes differ, not iterations: more "
+            "processes help then, more iterations do not."
+        )
+        found.append(figure("Spread between processes", lambda width: spreads(arms, width), caption))
     pair = clock_figure(record)
     return [*found, pair] if pair else found
 
@@ -166,7 +176,11 @@ def telemetry_tip(t: Telemetry) -> str:
     parts = [f"{format_number(t.seconds)} s: {t.arm}, process {t.process + 1}, block {t.block + 1}"]
     readings = ((t.sm_clock_mhz, "MHz"), (t.temperature_c, "°C"), (t.power_w, "W"), (t.cpu_clock_mhz, "MHz CPU"),
                 (t.load_average, "load"))  # fmt: skip
-    parts += [f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}" for value, unit in readings if value is not None]
+    parts += [
+        f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+        for value, unit in readings
+        if value is not None
+    ]
     if t.throttle:
         parts.append("throttled: " + ", ".join(t.throttle))
     if t.other_processes:

@@ -90,7 +90,9 @@ def limits(record: RunRecord) -> list[str]:
     found = ["The numbers hold for this machine, these versions and this batch; another of any may give another order."]
     processes, _ = replication(record)
     if record.kind == "bench" and processes < FEW_PROCESSES:
-        found.append(f"With {format_count(processes, 'process', 'processes')} the spread between processes is hardly known.")
+        found.append(
+            f"With {format_count(processes, 'process', 'processes')} the spread between processes is hardly known."
+        )
     if record.gates:
         found.append("The gate compares numbers on the inputs it was given; it does not train to the end.")
     if record.status != "complete":

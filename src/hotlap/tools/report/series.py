@@ -14,6 +14,7 @@ from hotlap.tools.report.svg import (
     circle,
     dots,
     fit_scale,
+    hit,
     is_wide,
     line,
     polyline,
@@ -25,9 +26,9 @@ from hotlap.tools.report.svg import (
     y_axis,
 )
 
-MAX_DOTS = 2400
+MAX_DOTS = 1600
 """Dots drawn in one chart at desk width; beyond it every n-th of the sorted samples stands for its neighbours."""
-MAX_DOTS_PHONE = 1000
+MAX_DOTS_PHONE = 640
 FAR_OUT = 3.0
 """Interquartile ranges from a process's quartiles at which a sample is ringed."""
 
@@ -125,7 +126,9 @@ def _strip(arm: Strip, scale: Scale, top: float, lane: float, per_lane: int) -> 
     parts = []
     if arm.median is not None and math.isfinite(arm.median):
         low, high = (arm.median if v is None or not math.isfinite(v) else v for v in (arm.low, arm.high))
-        tip = f"{arm.label}: median {format_ms(arm.median, 4)}, 95% interval {format_ms(low, 4)} to {format_ms(high, 4)}"
+        tip = (
+            f"{arm.label}: median {format_ms(arm.median, 4)}, 95% interval {format_ms(low, 4)} to {format_ms(high, 4)}"
+        )
         parts.append(rect(scale(low), top - 3, max(scale(high) - scale(low), 1.5), height + 6, f"{arm.css} band", tip))
         parts.append(line(scale(arm.median), top - 3, scale(arm.median), top + height + 3, f"{arm.css} centre"))
     for place, (process, samples) in enumerate(sorted(arm.processes.items())):
@@ -153,8 +156,59 @@ def _lane(arm: Strip, process: int, samples: Sequence[float], scale: Scale, y: f
     points = [(scale(v), y + spread * (-1, 1, 0)[k % 3]) for k, v in enumerate(near)]
     rings = "".join(circle(scale(v), y, 2.4, f"ring {arm.css}", f"far out: {format_ms(v, 4)}") for v in far)
     tick = line(scale(middle), y - lane * 0.42, scale(middle), y + lane * 0.42, f"median{' held' if held else ''}")
-    target = rect(scale.start, y - lane / 2, scale.end - scale.start, lane, "hit", tip)
+    target = hit(scale.start, y - lane / 2, scale.end - scale.start, lane, tip)
     return dots(points, arm.css) + tick + target + rings
+
+
+def spreads(arms: Sequence[Strip], width: float) -> str:
+    """For each process its median, middle half and 5th to 95th percentile, in per cent of the arm's own median."""
+    rows = [(arm, _relative_quantiles(arm)) for arm in arms]
+    bounds = [v for _, processes in rows for five in processes.values() for v in five]
+    scale = fit_scale([*bounds, 0.0], 30.0 + EDGE, width - EDGE)
+    lanes = sum(len(arm.processes) for arm in arms)
+    lane = 11.0 if lanes <= 40 else max(4.0, 440.0 / lanes)
+    body, y = [], 0.0
+    for arm, processes in rows:
+        body.append(row_label(arm.label, 0.0, y + 2, width, 0.0))
+        top = y + 22
+        for place, (process, five) in enumerate(processes.items()):
+            centre = top + lane * (place + 0.5)
+            if lane >= 8 or place % 5 == 0:
+                body.append(text(24, centre + 3.5, str(process + 1), "lane", "end"))
+            body.append(_spread(arm, process, five, scale, centre, lane))
+        y = top + lane * len(processes) + 14
+    ticks = [(v, f"{v:+g}%" if v else "0") for v in scale.ticks(7 if width >= ROOMY else 4)]
+    axis = x_axis(scale, 18, y - 6, ticks, "from the arm's median") + line(scale(0), 18, scale(0), y - 6, "one")
+    return svg(width, y + 32, "Spread of processes around each arm's median", axis + "".join(body))
+
+
+def _relative_quantiles(arm: Strip) -> dict[int, tuple[float, float, float, float, float]]:
+    """The 5, 25, 50, 75 and 95% points of each process, in per cent from the arm's median."""
+    kept = {process: sorted(finite(values)) for process, values in sorted(arm.processes.items())}
+    kept = {process: values for process, values in kept.items() if values}
+    middle = arm.median if arm.median is not None and math.isfinite(arm.median) else None
+    if middle is None:
+        middle = statistics.median([v for values in kept.values() for v in values] or [1.0])
+    unit = middle or 1.0
+    return {
+        process: tuple(
+            100 * (values[round(q * (len(values) - 1))] - middle) / unit for q in (0.05, 0.25, 0.5, 0.75, 0.95)
+        )  # type: ignore[misc]
+        for process, values in kept.items()
+    }
+
+
+def _spread(arm: Strip, process: int, five: Sequence[float], scale: Scale, y: float, lane: float) -> str:
+    p5, p25, p50, p75, p95 = five
+    held = " held" if process in arm.throttled else ""
+    tip = f"{arm.label}, process {process + 1}: median {p50:+.1f}%, 5th to 95th percentile {p5:+.1f}% to {p95:+.1f}%"
+    thick = lane * 0.5
+    return (
+        line(scale(p5), y, scale(p95), y, f"{arm.css} hair")
+        + rect(scale(p25), y - thick / 2, max(scale(p75) - scale(p25), 1.0), thick, f"{arm.css} soft")
+        + line(scale(p50), y - lane * 0.42, scale(p50), y + lane * 0.42, f"median{held}")
+        + hit(scale.start, y - lane / 2, scale.end - scale.start, lane, tip)
+    )
 
 
 def sequence(arms: Sequence[Strip], width: float) -> str:
@@ -171,7 +225,7 @@ def sequence(arms: Sequence[Strip], width: float) -> str:
             parts.append(line(x_of(place), 2, x_of(place), height, "grid"))
         if place % every == 0:
             parts.append(text((x_of(place) + x_of(place + 1)) / 2, height + 16, str(process + 1), "tick", "middle"))
-    most = max(most_dots(width) // max(sum(len(a.processes) for a in arms), 1), 8)
+    most = max(most_dots(width) * 3 // 4 // max(sum(len(a.processes) for a in arms), 1), 8)
     for arm in arms:
         points = [p for i, s in arm.processes.items() for p in _in_order(s, order.index(i), x_of, y_of, most)]
         parts.append(dots(points, arm.css, arm.label))
@@ -200,10 +254,10 @@ def panels(rows: Sequence[Panel], moments: Sequence[Moment], width: float) -> st
         parts.append(text(left, top + 13, f"{row.label}, {row.unit}", "axis"))
         parts.append(y_axis(y_of, left, right, [(v, f"{v:,g}") for v in y_of.ticks(2)]))
         points = [(x_of(x), y_of(y)) for x, y in row.points if math.isfinite(y)]
-        parts.append(polyline(points, row.css) + dots(points, row.css))
+        parts.append(polyline(points, row.css) + (dots(points, row.css) if len(points) <= 40 else ""))
     ticks = [(v, f"{v:g} s") for v in x_of.ticks(8 if width >= ROOMY else 4)]
     parts.append(x_axis(x_of, bottom - 8, bottom - 4, ticks, "since the run began"))
-    parts.append(_targets(moments, x_of, bottom, 64 if width >= ROOMY else 24))
+    parts.append(_targets(moments, x_of, bottom, 48 if width >= ROOMY else 20))
     names = ", ".join(row.label for row in rows)
     return svg(width, bottom + 36, f"{names} over {format_number(x_of.high - x_of.low)} s", "".join(parts))
 
@@ -229,7 +283,7 @@ def _targets(moments: Sequence[Moment], x_of: Scale, bottom: float, most: int) -
     every = max(1, math.ceil(len(moments) / most))
     chosen = [m for k, m in enumerate(moments) if k % every == 0]
     edges = _edges(chosen, x_of)
-    return "".join(rect(a, 0, b - a, bottom, "hit", m.tip) for (a, b), m in zip(edges, chosen, strict=True))
+    return "".join(hit(a, 0, b - a, bottom, m.tip) for (a, b), m in zip(edges, chosen, strict=True))
 
 
 def break_even(

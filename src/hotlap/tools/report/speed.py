@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hotlap.base.format import (
     UNKNOWN,
@@ -37,16 +37,20 @@ class SpeedRow:
     role: str
     css: str
     time: str
+    time_interval: str = ""
     rate: str = UNKNOWN
     speedup: str = UNKNOWN
-    more: str = ""
+    speedup_interval: str = ""
+    more: list[str] = field(default_factory=list)
     """The same comparison by the other clocks."""
     verdict: str = ""
     tone: str = "muted"
     reason: str = ""
     error: str = UNKNOWN
+    allowed: str = ""
     error_tone: str = "muted"
     memory: str = UNKNOWN
+    memory_kind: str = ""
     first_step: str = UNKNOWN
     energy: str = UNKNOWN
 
@@ -97,16 +101,22 @@ def worst_check(gates: list[Gate], arm: str) -> GateCheck | None:
     return max(checks, key=lambda c: (not c.passed, breach_share(c.error, c.allowed)), default=None)
 
 
-def peak_memory(memory: Memory | None) -> str:
-    """The widest measure of memory there is, by name."""
+def peak_memory(memory: Memory | None) -> tuple[str, str]:
+    """The widest measure of memory there is, and its name."""
     if memory is None:
-        return UNKNOWN
+        return UNKNOWN, ""
     measures = ((memory.device_used_bytes, "device"), (memory.reserved_bytes, "reserved"),
                 (memory.allocated_bytes, "allocated"), (memory.host_rss_bytes, "host"))  # fmt: skip
     for size, name in measures:
         if size is not None:
-            return f"{format_bytes(size)} {name}"
-    return UNKNOWN
+            return format_bytes(size), name
+    return UNKNOWN, ""
+
+
+def _apart(words: str) -> tuple[str, str]:
+    """``2.31x [2.25, 2.38]`` as its number and its interval."""
+    number, bracket, rest = words.partition(" [")
+    return number, f"[{rest}" if bracket else ""
 
 
 def speed_rows(record: RunRecord) -> list[SpeedRow]:
@@ -126,50 +136,55 @@ def speed_rows(record: RunRecord) -> list[SpeedRow]:
 def _arm_row(record: RunRecord, arm: Arm, css: str) -> SpeedRow:
     summary = arm.summary("wall") or (arm.summaries[0] if arm.summaries else None)
     worst = worst_check(record.gates, arm.name)
+    time, interval = _apart(format_ms_interval(summary.median, summary.low, summary.high)) if summary else (UNKNOWN, "")
+    memory, memory_kind = peak_memory(arm.memory)
     row = SpeedRow(
         arm=arm.name,
         role=arm.role if arm.role != "arm" else "",
         css=css,
-        time=format_ms_interval(summary.median, summary.low, summary.high) if summary else UNKNOWN,
+        time=time,
+        time_interval=interval,
         rate=format_number(arm.samples_per_s),
-        error=f"{format_error(worst.error)} of {format_error(worst.allowed)} allowed" if worst else "not checked",
+        error=format_error(worst.error) if worst else "not checked",
+        allowed=f"of {format_error(worst.allowed)}" if worst else "",
         error_tone="muted" if worst is None else "good" if worst.passed else "bad",
-        memory=peak_memory(arm.memory),
+        memory=memory,
+        memory_kind=memory_kind,
         first_step=format_s(arm.first_step_s),
         energy=f"{format_number(arm.energy_j_per_sample)} J" if arm.energy_j_per_sample is not None else UNKNOWN,
         reason="; ".join(arm.notes),
     )
     if arm.error:
-        return _replace(row, verdict="failed", tone="bad", reason=arm.error, speedup=UNKNOWN)
+        return replace(row, verdict="failed", tone="bad", reason=arm.error, speedup=UNKNOWN)
     comparison = comparison_of(record, arm.name, "wall")
     if comparison is not None:
         return _with_speed(record, row, comparison)
     if gate_is_red(record, arm.name):
-        return _replace(row, speedup=WRONG_ANSWER if arm.role != "baseline" else UNKNOWN, verdict="wrong answer", tone="bad")
+        return replace(
+            row, speedup=WRONG_ANSWER if arm.role != "baseline" else UNKNOWN, verdict="wrong answer", tone="bad"
+        )
     if arm.role == "baseline":
-        return _replace(row, speedup="1x", verdict="baseline")
-    return _replace(row, verdict="context" if arm.role == "context" else "not compared")
+        return replace(row, speedup="1x", verdict="baseline")
+    return replace(row, verdict="context" if arm.role == "context" else "not compared")
 
 
 def _with_speed(record: RunRecord, row: SpeedRow, comparison: Comparison) -> SpeedRow:
     why_not = withheld(record, comparison.arm, comparison.baseline)
     if why_not:
         wrong = why_not == WRONG_ANSWER
-        return _replace(row, speedup=why_not, verdict="wrong answer" if wrong else "no verdict", tone="bad")
+        return replace(row, speedup=why_not, verdict="wrong answer" if wrong else "no verdict", tone="bad")
     others = [c for c in record.comparisons if c.arm == comparison.arm and c.quantity != comparison.quantity]
     names = {"device": "device only", "transfer": "with copies"}
-    return _replace(
+    speedup, interval = _apart(format_ratio(comparison.ratio, comparison.low, comparison.high))
+    return replace(
         row,
-        speedup=format_ratio(comparison.ratio, comparison.low, comparison.high),
-        more=", ".join(f"{names.get(c.quantity, c.quantity)} {format_ratio(c.ratio, c.low, c.high)}" for c in others),
+        speedup=speedup,
+        speedup_interval=interval,
+        more=[f"{names.get(c.quantity, c.quantity)} {format_ratio(c.ratio)}" for c in others],
         verdict=comparison.verdict,
         tone=tone_of(comparison.verdict),
         reason="; ".join(part for part in (comparison.reason, row.reason) if part),
     )
-
-
-def _replace(row: SpeedRow, **changes: str) -> SpeedRow:
-    return SpeedRow(**{**row.__dict__, **changes})
 
 
 def forest_rows(record: RunRecord) -> list[ForestRow]:

@@ -7,13 +7,17 @@ browser shows it without scripts, and the page's script turns it into a tooltip 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import escape
 
 CHAR_PX = 6.3
 """Mean width of a character of the chart's text, for labels that must fit before a browser has seen them."""
+NAME_PX = 7.4
+"""The same for names of arms, which stand in a fixed pitch."""
+HIT_PX = 11.0
+"""The usual height of an area to point at; the style gives it to every area that states none."""
 TINY = 1e-100
 """Nearer to zero than this is zero, and beyond its inverse is nothing that was measured."""
 
@@ -70,11 +74,13 @@ def is_wide(values: Iterable[float], factor: float) -> bool:
 
 
 def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Multiples of 1, 2 or 5 within ``[low, high]``."""
+    """Multiples of 1, 2 or 5 within ``[low, high]``: about ``count``, and at least two."""
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999), power * 10)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if last <= first and count < 8:
+        return linear_ticks(low, high, 2 * count)
     return [float(f"{k * step:.12g}") for k in range(first, min(last, first + 4 * count) + 1)]
 
 
@@ -97,8 +103,8 @@ def n(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text
 
 
-def _tip(tip: str) -> str:
-    return f"<title>{escape(tip)}</title>" if tip else ""
+def _close(tag: str, tip: str) -> str:
+    return f"><title>{escape(tip)}</title></{tag}>" if tip else "/>"
 
 
 def text(x: float, y: float, content: str, css: str = "", anchor: str = "start") -> str:
@@ -107,17 +113,17 @@ def text(x: float, y: float, content: str, css: str = "", anchor: str = "start")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str = "", tip: str = "") -> str:
-    return f'<path d="M{n(x1)} {n(y1)}L{n(x2)} {n(y2)}"{_css(css)}>{_tip(tip)}</path>'
+    return f'<path d="M{n(x1)} {n(y1)}L{n(x2)} {n(y2)}"{_css(css)}{_close("path", tip)}'
 
 
 def rect(x: float, y: float, width: float, height: float, css: str = "", tip: str = "", round_px: float = 0) -> str:
     corner = f' rx="{n(round_px)}"' if round_px else ""
     size = f'width="{n(max(width, 0))}" height="{n(max(height, 0))}"'
-    return f'<rect x="{n(x)}" y="{n(y)}" {size}{corner}{_css(css)}>{_tip(tip)}</rect>'
+    return f'<rect x="{n(x)}" y="{n(y)}" {size}{corner}{_css(css)}{_close("rect", tip)}'
 
 
 def circle(x: float, y: float, radius: float, css: str = "", tip: str = "") -> str:
-    return f'<circle cx="{n(x)}" cy="{n(y)}" r="{n(radius)}"{_css(css)}>{_tip(tip)}</circle>'
+    return f'<circle cx="{n(x)}" cy="{n(y)}" r="{n(radius)}"{_css(css)}{_close("circle", tip)}'
 
 
 def dots(points: Iterable[tuple[float, float]], css: str, tip: str = "") -> str:
@@ -125,28 +131,44 @@ def dots(points: Iterable[tuple[float, float]], css: str, tip: str = "") -> str:
 
     Steps are relative, in whole tenths of a pixel, so that rounding does not add up along the path.
     """
-    path, x_now, y_now = [], 0, 0
+    path = "".join(f"m{step}h0" for step in _steps(points))
+    return f'<path d="{path}" class="dots {css}"{_close("path", tip)}' if path else ""
+
+
+def _steps(points: Iterable[tuple[float, float]]) -> Iterator[str]:
+    """The way from each point to the next, beginning at the origin."""
+    x_now, y_now = 0, 0
     for x, y in points:
         x_next, y_next = round(x * 10), round(y * 10)
-        path.append(f"m{n((x_next - x_now) / 10)} {n((y_next - y_now) / 10)}h0".replace(" -", "-").replace("0.", "."))
+        yield f"{_tenths(x_next - x_now)} {_tenths(y_next - y_now)}".replace(" -", "-")
         x_now, y_now = x_next, y_next
-    return f'<path d="{"".join(path)}" class="dots {css}">{_tip(tip)}</path>' if path else ""
+
+
+def _tenths(count: int) -> str:
+    """``count`` tenths of a pixel, as briefly as a path allows."""
+    sign, whole, rest = "-" if count < 0 else "", abs(count) // 10, abs(count) % 10
+    return sign + (str(whole) if whole or not rest else "") + (f".{rest}" if rest else "")
 
 
 def polyline(points: Sequence[tuple[float, float]], css: str) -> str:
     if not points:
         return ""
-    path = "L".join(f"{n(x)} {n(y)}" for x, y in points)
-    return f'<path d="M{path}" class="line {css}"/>'
+    return f'<path d="m{"l".join(_steps(points))}" class="line {css}"/>'
 
 
 def _css(css: str) -> str:
     return f' class="{css}"' if css else ""
 
 
-def fit_text(content: str, width_px: float) -> str:
+def hit(x: float, y: float, width: float, height: float, tip: str) -> str:
+    """An unseen area that shows ``tip``: a thick stroke, because that takes half the bytes of a rectangle."""
+    stroke = "" if height == HIT_PX else f' stroke-width="{n(height)}"'
+    return f'<path d="M{n(x)} {n(y + height / 2)}h{n(width)}" class="hit"{stroke}{_close("path", tip)}'
+
+
+def fit_text(content: str, width_px: float, char_px: float = CHAR_PX) -> str:
     """``content``, or as much of its beginning and end as fits with an ellipsis between."""
-    room = max(int(width_px / CHAR_PX), 4)
+    room = max(int(width_px / char_px), 4)
     if len(content) <= room:
         return content
     head = room // 2
@@ -165,8 +187,9 @@ def x_axis(scale: Scale, top: float, bottom: float, labels: Sequence[tuple[float
         x = scale(value)
         half = text_px(label) / 2
         anchor = "end" if x + half > scale.end + 14 else "start" if x - half < scale.start - 14 else "middle"
-        parts.append(line(x, top, x, bottom, "grid"))
         parts.append(text(x, bottom + 16, label, "tick", anchor))
+    lines = "".join(f"M{n(scale(value))} {n(top)}V{n(bottom)}" for value, _ in labels)
+    parts.append(f'<path d="{lines}" class="grid"/>' if lines else "")
     if title:
         parts.append(text(scale.end, bottom + 33, title, "axis", "end"))
     return "".join(parts)

@@ -33,8 +33,8 @@ from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows
 from hotlap.tools.report.svg import Scale
 from hotlap.tools.report.trust import Fact, trust_facts
 
-SHOWN_CHECKS = 10
-"""Checks of one gate in sight; the rest, which are further from their limits, are folded."""
+SHOWN_CHECKS = 3
+"""Checks of one gate in sight, besides those that failed; the rest, further from their limits, are folded."""
 ALERTS = {
     "interrupted": "This run was interrupted. What it had measured by then is below; it is not a finished result.",
     "failed": "This run failed. What it had measured by then is below; it is not a result.",
@@ -125,7 +125,9 @@ def run_view(record: RunRecord, place: int) -> RunView:
         tone=tone,
         headline=headline_of(record),
         subject=subject_of(record),
-        alert=ALERTS.get(record.status, "" if record.status == "complete" else f"This run's status is {record.status}."),
+        alert=ALERTS.get(
+            record.status, "" if record.status == "complete" else f"This run's status is {record.status}."
+        ),
         lines=list(record.verdict.lines) if record.verdict else [],
         facts=trust_facts(record),
         notes=list(record.notes),
@@ -162,7 +164,9 @@ def badge_of(record: RunRecord) -> tuple[str, str]:
         return words, tone_of(words)
     if record.kind == "doctor":
         worst = {check.status for check in record.checks}
-        return ("failed", "bad") if "FAIL" in worst else ("warnings", "warn") if "WARN" in worst else ("healthy", "good")
+        return (
+            ("failed", "bad") if "FAIL" in worst else ("warnings", "warn") if "WARN" in worst else ("healthy", "good")
+        )
     verdicts = [c.verdict for c in headline_comparisons(record)]
     return (verdicts[0], tone_of(verdicts[0])) if len(set(verdicts)) == 1 else ("measured", "muted")
 
@@ -180,7 +184,9 @@ def headline_of(record: RunRecord) -> str:
     shown = [c for c in headline_comparisons(record) if not withheld(record, c.arm, c.baseline)]
     if shown:
         best = max(shown, key=lambda c: c.ratio)
-        return f"{best.arm} is {format_ratio(best.ratio, best.low, best.high)} as fast as {best.baseline}: {best.verdict}."
+        return (
+            f"{best.arm} is {format_ratio(best.ratio, best.low, best.high)} as fast as {best.baseline}: {best.verdict}."
+        )
     times = [f"{arm.name} takes {format_ms(s.median)}" for arm in record.arms if (s := arm.summary("wall"))]
     return f"{format_list(times)}; nothing was compared." if times else f"{record.name}: no times were measured."
 
@@ -212,10 +218,8 @@ def _gate_view(gate: Gate, scale: Scale) -> GateView:
         )
         for check in ranked
     ]
-    cut = max(SHOWN_CHECKS, sum(not row.passed for row in rows))
-    return GateView(
-        arm=gate.arm, passed=gate.passed, reference=gate.reference, shown=rows[:cut], folded=rows[cut:]
-    )
+    cut = SHOWN_CHECKS + sum(not row.passed for row in rows)
+    return GateView(arm=gate.arm, passed=gate.passed, reference=gate.reference, shown=rows[:cut], folded=rows[cut:])
 
 
 def race_rows(tuned: Any) -> list[Candidate]:
@@ -227,7 +231,11 @@ def race_rows(tuned: Any) -> list[Candidate]:
         Candidate(
             arm=str(c.get("arm", "")),
             time=format_ms(c.get("median_ms")),
-            gate="right" if c.get("passed_gate") else "wrong answer" if c.get("passed_gate") is False else "not checked",
+            gate="right"
+            if c.get("passed_gate")
+            else "wrong answer"
+            if c.get("passed_gate") is False
+            else "not checked",
             tone="good" if c.get("passed_gate") else "bad" if c.get("passed_gate") is False else "muted",
             chosen=c.get("arm") == tuned.get("chosen"),
         )
@@ -253,5 +261,3 @@ def page_title(records: list[RunRecord], title: str) -> str:
     if len(records) == 1:
         return str(records[0].config.get("target") or records[0].name)
     return f"{format_count(len(records), 'run')} side by side"
-
-

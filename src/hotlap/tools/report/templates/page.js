@@ -2,10 +2,13 @@
 (() => {
   const tip = document.getElementById("tip");
   // Titles become our own tooltip: it appears at once, follows the pointer, and answers a tap.
-  for (const title of document.querySelectorAll("svg title")) {
-    title.parentNode.dataset.tip = title.textContent;
-    title.remove();
+  const take = (node, words) => { node.parentNode.dataset.tip = words; node.remove(); };
+  for (const figure of document.querySelectorAll("figure")) {
+    // A phone's drawing names its tips by their numbers in the desk's drawing.
+    const words = Array.from(figure.querySelectorAll(".desk title"), (title) => title.textContent);
+    for (const number of figure.querySelectorAll(".phone desc")) take(number, words[Number(number.textContent)]);
   }
+  for (const title of document.querySelectorAll("svg title")) take(title, title.textContent);
   const hide = () => { tip.hidden = true; };
   const show = (event) => {
     const mark = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
