@@ -185,6 +185,7 @@ def bench(specs: list[tuple[str, str, float, float]], *, gpu: bool, processes: i
             if on_card:
                 comparisons.append(comparison(name, specs[0][0], "device", first / wall_ms / share))
     names = [spec[0] for spec in specs]
+    best = min(specs, key=lambda spec: spec[2])[0]
     record = RunRecord(
         kind="bench",
         name=target.replace(":", "-"),
@@ -202,7 +203,7 @@ def bench(specs: list[tuple[str, str, float, float]], *, gpu: bool, processes: i
         gates=[gate(name, 1e-7 if "tf32" not in name and "bf16" not in name else 3e-3) for name in names],
         measurements=measurements,
         telemetry=telemetry(names, processes, gpu=gpu, throttled=gpu),
-        verdict=Verdict(outcome="faster", headline=f"{names[-1]} trains {target} faster than {names[0]}.", exit_code=0,
+        verdict=Verdict(outcome="faster", headline=f"{best} trains {target} faster than {names[0]}.", exit_code=0,
                         lines=["The gain holds with the copies of the batch counted."]),
         path=f"runs/{target.replace(':', '-')}/20260211-091403/record.json",
     )  # fmt: skip

@@ -105,7 +105,9 @@ def forest(rows: Sequence[ForestRow], width: float) -> str:
 
 def _forest_mark(row: ForestRow, scale: Scale, y: float, width: float) -> str:
     if row.ratio is None or not math.isfinite(row.ratio):
-        return text(scale.start + 4, y + 4, fit_text(row.note, width - scale.start), f"{row.tone} strong")
+        right_of_one = scale(1) + 10 + 1.1 * text_px(row.note) < width
+        x = scale(1) + 10 if right_of_one else scale.start + 4
+        return text(x, y + 4, fit_text(row.note, width - x), f"{row.tone} strong")
     tip = f"{row.label}: {format_ratio(row.ratio, row.low, row.high)}"
     low, high = (row.ratio if v is None or math.isnan(v) else v for v in (row.low, row.high))
     return (
@@ -189,8 +191,9 @@ def breach(error: float, allowed: float, scale: Scale) -> str:
     """
     share = breach_share(error, allowed)
     tone = "bad" if share > 1 else "good"
-    body = line(scale.start, 8, scale.end, 8, "track") + line(scale(1), 0, scale(1), 16, "one")
+    body = line(scale.start, 8, scale.end, 8, "track")
     body += rect(scale.start, 4, max(scale(share) - scale.start, 1.5), 8, f"{tone} solid")
+    body += line(scale(1), 0, scale(1), 16, "one")
     return f'<svg viewBox="0 0 {n(scale.end + 2)} 16" width="{n(scale.end + 2)}" aria-hidden="true">{body}</svg>'
 
 

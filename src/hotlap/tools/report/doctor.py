@@ -89,8 +89,7 @@ def ceiling_groups(ceilings: Any) -> list[tuple[str, list[BarRow]]]:
     for path, value, unit in _leaves(ceilings, ()):
         name, found = _split_unit(path[-1]) if path else ("", "")
         label = " ".join([*path[:-1], name]).replace("_", " ").strip() or "value"
-        css = f"a{1 + len(groups.setdefault(unit or found, [])) % 8} solid"
-        groups[unit or found].append(BarRow(label=label, bars=[("", value, css)]))
+        groups.setdefault(unit or found, []).append(BarRow(label=label, bars=[("", value, "a1 solid")]))
     return list(groups.items())
 
 

@@ -105,7 +105,7 @@ def distribution_figures(record: RunRecord) -> list[Figure]:
     if arms:
         log = is_wide([v for arm in arms for samples in arm.processes.values() for v in samples], LOG_FROM)
         caption = (
-            "A lane for each process, a dot for each iteration; the dark tick is the process's median, the shaded band "
+            "A lane for each process, dots for its iterations (evenly chosen where there are many); the dark tick is the process's median, the shaded band "
             "the 95% interval of the arm's median. Rings are samples more than 3 interquartile ranges outside their "
             "process's quartiles: marked, never removed. An orange tick is a process in which the device throttled."
         )
@@ -140,9 +140,8 @@ def timeline_figures(record: RunRecord) -> list[Figure]:
     """Samples in the order of the run, and what the device did meanwhile."""
     arms, found = wall_strips(record), []
     if arms:
-        legend = [(arm.css, arm.label) for arm in arms]
-        caption = "Every timed iteration in its order. A slope is a drift, a step a change of state."
-        found.append(figure("Wall time over the run", lambda width: sequence(arms, width), caption, legend=legend))
+        caption = "Iterations in their order, each arm on its own axis. A slope is a drift, a step a change of state."
+        found.append(figure("Wall time over the run", lambda width: sequence(arms, width), caption))
     rows = telemetry_panels(record.telemetry)
     if rows:
         ordered = sorted(record.telemetry, key=lambda t: t.seconds)
@@ -205,8 +204,8 @@ def memory_figure(record: RunRecord) -> Figure | None:
     if not rows:
         return None
     caption = (
-        "Allocated: live tensors at their peak. Reserved: what the allocator holds for them. Device used: growth of the "
-        "whole device's used memory, with context, workspaces and graphs. CPU arms: resident memory of the process."
+        "Allocated: live tensors at their peak. Reserved: what the allocator holds for them. Device used: growth of "
+        "the whole device's used memory, with context, workspaces and graphs. CPU arms: resident memory of the process."
     )
     return figure("Peak memory", lambda width: bars(rows, width, what="Peak memory"), caption)
 

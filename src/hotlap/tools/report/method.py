@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from hotlap.base.format import format_bytes, format_count, format_list, format_s
+from hotlap.base.format import format_bytes, format_count, format_list
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.trust import FEW_PROCESSES, replication
 
@@ -46,10 +46,10 @@ def _timing_sentences(record: RunRecord) -> list[str]:
     size = f" on a batch of {batch}" if batch is not None else ""
     found = [f"Each iteration is one {step}{size}; the inputs were made before timing and are the same in every arm."]
     if processes:
+        started = format_count(processes, "fresh process was started", "fresh processes were started")
         found.append(
-            f"{format_count(processes, 'fresh process', 'fresh processes').capitalize()} "
-            f"{'was' if processes == 1 else 'were'} started for each arm, with at least "
-            f"{format_count(iterations, 'timed iteration')} in each; the process, not the iteration, is what is repeated."
+            f"{started}, with at least {format_count(iterations, 'timed iteration')} of each arm in it; the process, "
+            "not the iteration, is what is repeated."
         )
     if len(record.arms) > 1:
         found.append("The arms took turns, so that a drift of the machine falls on all of them.")
@@ -160,9 +160,3 @@ def environment_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("Finished", record.finished_at),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def gate_seconds(record: RunRecord) -> str:
-    """How long the gates took together; '' when unknown."""
-    total = sum(gate.seconds for gate in record.gates)
-    return format_s(total) if total else ""

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hotlap.base.format import format_count, format_ms, format_number
 from hotlap.tools.report.charts import EDGE, ROOMY, row_label
@@ -26,9 +27,9 @@ from hotlap.tools.report.svg import (
     y_axis,
 )
 
-MAX_DOTS = 1600
+MAX_DOTS = 1280
 """Dots drawn in one chart at desk width; beyond it every n-th of the sorted samples stands for its neighbours."""
-MAX_DOTS_PHONE = 640
+MAX_DOTS_PHONE = 560
 FAR_OUT = 3.0
 """Interquartile ranges from a process's quartiles at which a sample is ringed."""
 
@@ -75,10 +76,19 @@ def finite(values: Sequence[float]) -> list[float]:
 
 
 def ms_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Round times in one unit, without digits that say nothing."""
-    unit, length = ("s", 1000.0) if scale.high >= 2000 else ("ms", 1.0) if scale.high >= 0.2 else ("µs", 1e-3)
+    """Round times without digits that say nothing: in one unit on a linear axis, each in its own on a log one."""
+    unit, length = _unit(scale.high)
     rescaled = Scale(scale.low / length, scale.high / length, scale.start, scale.end, scale.log)
-    return [(tick * length, f"{tick:g} {unit}") for tick in rescaled.ticks(count)]
+    found = []
+    for tick in rescaled.ticks(count):
+        own, size = _unit(tick * length * 1.0001) if scale.log else (unit, length)
+        found.append((tick * length, f"{tick * length / size:.6g} {own}"))
+    return found
+
+
+def _unit(high_ms: float) -> tuple[str, float]:
+    """The unit of an axis that reaches ``high_ms``, and its length in ms."""
+    return ("s", 1000.0) if high_ms >= 1000 else ("ms", 1.0) if high_ms >= 0.1 else ("µs", 1e-3)
 
 
 def far_out(values: Sequence[float]) -> tuple[float, float]:
@@ -202,35 +212,43 @@ def _spread(arm: Strip, process: int, five: Sequence[float], scale: Scale, y: fl
     p5, p25, p50, p75, p95 = five
     held = " held" if process in arm.throttled else ""
     tip = f"{arm.label}, process {process + 1}: median {p50:+.1f}%, 5th to 95th percentile {p5:+.1f}% to {p95:+.1f}%"
-    thick = lane * 0.5
     return (
         line(scale(p5), y, scale(p95), y, f"{arm.css} hair")
-        + rect(scale(p25), y - thick / 2, max(scale(p75) - scale(p25), 1.0), thick, f"{arm.css} soft")
+        + line(scale(p25), y, max(scale(p75), scale(p25) + 1), y, f"{arm.css} box")
         + line(scale(p50), y - lane * 0.42, scale(p50), y + lane * 0.42, f"median{held}")
         + hit(scale.start, y - lane / 2, scale.end - scale.start, lane, tip)
     )
 
 
 def sequence(arms: Sequence[Strip], width: float) -> str:
-    """Wall samples in the order of their processes: a drift or a step over the run is seen here."""
-    left, height, right = 62.0, 170.0, width - EDGE
-    values = [v for arm in arms for samples in arm.processes.values() for v in finite(samples)]
-    y_of = fit_scale(values, height - 4, 6, log=is_wide(values, 8))
+    """Wall samples in the order of their processes, a row for each arm on its own axis: drifts and steps are seen."""
+    left, row, right = 62.0, 84.0, width - EDGE
     order = sorted({process for arm in arms for process in arm.processes})
     x_of = Scale(0.0, float(max(len(order), 1)), left, right)
-    parts = [y_axis(y_of, left, right, ms_ticks(y_of, 4))]
+    bottom = row * len(arms)
+    most = max(most_dots(width) // 2 // max(sum(len(a.processes) for a in arms), 1), 8)
+    parts = []
+    for index, arm in enumerate(arms):
+        top = index * row
+        values = [v for samples in arm.processes.values() for v in finite(samples)]
+        y_of = fit_scale(values, top + row - 12, top + 24, log=is_wide(values, 8))
+        parts.append(row_label(arm.label, 0.0, top, width, 0.0))
+        parts.append(y_axis(y_of, left, right, few(ms_ticks(y_of, 2))))
+        points = [p for i, s in arm.processes.items() for p in _in_order(s, order.index(i), x_of, y_of, most)]
+        parts.append(dots(points, arm.css, arm.label))
     every = max(1, math.ceil(len(order) / (16 if width >= ROOMY else 8)))
     for place, process in enumerate(order):
         if place:
-            parts.append(line(x_of(place), 2, x_of(place), height, "grid"))
+            parts.append(line(x_of(place), 18, x_of(place), bottom - 6, "grid"))
         if place % every == 0:
-            parts.append(text((x_of(place) + x_of(place + 1)) / 2, height + 16, str(process + 1), "tick", "middle"))
-    most = max(most_dots(width) * 3 // 4 // max(sum(len(a.processes) for a in arms), 1), 8)
-    for arm in arms:
-        points = [p for i, s in arm.processes.items() for p in _in_order(s, order.index(i), x_of, y_of, most)]
-        parts.append(dots(points, arm.css, arm.label))
-    parts.append(text(right, height + 33, "process, in the order they ran", "axis", "end"))
-    return svg(width, height + 40, "Wall time of every iteration in the order of the run", "".join(parts))
+            parts.append(text((x_of(place) + x_of(place + 1)) / 2, bottom + 8, str(process + 1), "tick", "middle"))
+    parts.append(text(right, bottom + 26, "process, in the order they ran", "axis", "end"))
+    return svg(width, bottom + 34, "Wall time of every iteration in the order of the run", "".join(parts))
+
+
+def few(ticks: Sequence[tuple[float, str]]) -> Sequence[tuple[float, str]]:
+    """The outermost ticks of a low strip, where more would touch."""
+    return ticks if len(ticks) < 3 else [ticks[0], ticks[-1]]
 
 
 def _in_order(samples: Sequence[float], place: int, x_of: Scale, y_of: Scale, most: int) -> list[tuple[float, float]]:
@@ -252,7 +270,7 @@ def panels(rows: Sequence[Panel], moments: Sequence[Moment], width: float) -> st
         top = index * strip
         y_of = fit_scale([v for _, v in row.points], top + strip - 12, top + 26, pad=0.1)
         parts.append(text(left, top + 13, f"{row.label}, {row.unit}", "axis"))
-        parts.append(y_axis(y_of, left, right, [(v, f"{v:,g}") for v in y_of.ticks(2)]))
+        parts.append(y_axis(y_of, left, right, few([(v, f"{v:,g}") for v in y_of.ticks(2)])))
         points = [(x_of(x), y_of(y)) for x, y in row.points if math.isfinite(y)]
         parts.append(polyline(points, row.css) + (dots(points, row.css) if len(points) <= 40 else ""))
     ticks = [(v, f"{v:g} s") for v in x_of.ticks(8 if width >= ROOMY else 4)]
@@ -265,7 +283,7 @@ def panels(rows: Sequence[Panel], moments: Sequence[Moment], width: float) -> st
 def _edges(moments: Sequence[Moment], x_of: Scale) -> list[tuple[float, float]]:
     """Where each block's ground begins and ends: half way to its neighbours."""
     xs = [x_of(m.seconds) for m in moments]
-    middles = [(a + b) / 2 for a, b in zip(xs, xs[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(xs)]
     return list(zip([x_of.start, *middles], [*middles, x_of.end], strict=True)) if xs else []
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field, replace
 
 from hotlap.base.format import (
     UNKNOWN,
     format_bytes,
     format_error,
+    format_ms,
     format_ms_interval,
     format_number,
     format_ratio,
@@ -133,10 +135,18 @@ def speed_rows(record: RunRecord) -> list[SpeedRow]:
     return rows
 
 
+def _time_so_far(record: RunRecord, arm: Arm) -> tuple[str, str]:
+    """The middle of the processes' medians, for a run that ended before it had summed up."""
+    medians = [statistics.median(values) for values in record.samples(arm.name, "wall") if values]
+    return (format_ms(statistics.median(medians)), "so far, no interval") if medians else (UNKNOWN, "")
+
+
 def _arm_row(record: RunRecord, arm: Arm, css: str) -> SpeedRow:
     summary = arm.summary("wall") or (arm.summaries[0] if arm.summaries else None)
     worst = worst_check(record.gates, arm.name)
-    time, interval = _apart(format_ms_interval(summary.median, summary.low, summary.high)) if summary else (UNKNOWN, "")
+    time, interval = (
+        _apart(format_ms_interval(summary.median, summary.low, summary.high)) if summary else _time_so_far(record, arm)
+    )
     memory, memory_kind = peak_memory(arm.memory)
     row = SpeedRow(
         arm=arm.name,

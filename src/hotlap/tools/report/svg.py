@@ -197,10 +197,9 @@ def x_axis(scale: Scale, top: float, bottom: float, labels: Sequence[tuple[float
 
 def y_axis(scale: Scale, left: float, right: float, labels: Sequence[tuple[float, str]]) -> str:
     """Hair lines across the plot with their values at the left."""
-    return "".join(
-        line(left, scale(value), right, scale(value), "grid") + text(left - 7, scale(value) + 4, label, "tick", "end")
-        for value, label in labels
-    )
+    lines = "".join(f"M{n(left)} {n(scale(value))}H{n(right)}" for value, _ in labels)
+    names = "".join(text(left - 7, scale(value) + 4, label, "tick", "end") for value, label in labels)
+    return (f'<path d="{lines}" class="grid"/>' if lines else "") + names
 
 
 def svg(width: float, height: float, label: str, body: str) -> str:

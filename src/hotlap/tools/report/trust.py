@@ -41,10 +41,13 @@ def _gate(record: RunRecord) -> Fact | None:
     if red:
         return Fact(label="Right answer", text=f"No: {format_list(red)} left the reference.", tone="bad")
     checks = sum(len(gate.checks) for gate in record.gates)
-    arms = len({gate.arm for gate in record.gates})
+    checked = {gate.arm for gate in record.gates}
+    missing = [arm.name for arm in record.arms if arm.name not in checked and not arm.error]
+    if missing:
+        return Fact(label="Right answer", text=f"In part: {format_list(missing)} not checked.", tone="warn")
     return Fact(
         label="Right answer",
-        text=f"Yes: {format_count(checks, 'check')} passed in {format_count(arms, 'arm')}.",
+        text=f"Yes: {format_count(checks, 'check')} passed in {format_count(len(checked), 'arm')}.",
         tone="good",
     )
 

@@ -81,6 +81,7 @@ class RunView:
     """One record's section of the page."""
 
     anchor: str
+    number: int
     name: str
     kind: str
     badge: str
@@ -119,6 +120,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
     even = record.extra.get("break_even")
     return RunView(
         anchor=f"run-{place + 1}",
+        number=place + 1,
         name=record.name,
         kind=record.kind,
         badge=badge,
@@ -180,7 +182,7 @@ def headline_of(record: RunRecord) -> str:
     if record.status != "complete":
         processes = len({m.process for m in record.measurements if m.quantity == "wall"})
         left = format_count(processes, "process", "processes")
-        return f"{record.name}: {record.status} after {left} of samples, no verdict."
+        return f"{record.name}: {record.status} with samples of {left}; no verdict."
     shown = [c for c in headline_comparisons(record) if not withheld(record, c.arm, c.baseline)]
     if shown:
         best = max(shown, key=lambda c: c.ratio)
@@ -244,14 +246,12 @@ def race_rows(tuned: Any) -> list[Candidate]:
 
 
 def _memory_notes(record: RunRecord) -> list[str]:
-    found = []
-    for arm in record.arms:
-        if arm.memory and (arm.memory.num_ooms or arm.memory.num_alloc_retries):
-            found.append(
-                f"{arm.name}: {format_count(arm.memory.num_alloc_retries, 'allocation')} retried, "
-                f"{format_count(arm.memory.num_ooms, 'time')} out of memory; its times hold the cost of that."
-            )
-    return found
+    return [
+        f"{arm.name}: {format_count(arm.memory.num_alloc_retries, 'allocation')} retried, "
+        f"{format_count(arm.memory.num_ooms, 'time')} out of memory; its times hold the cost of that."
+        for arm in record.arms
+        if arm.memory and (arm.memory.num_ooms or arm.memory.num_alloc_retries)
+    ]
 
 
 def page_title(records: list[RunRecord], title: str) -> str:
