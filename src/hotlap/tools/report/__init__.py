@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -50,20 +51,29 @@ def report(config: ReportConfig, emit: Emit = ignore) -> Path:
 
 def render(records: list[RunRecord], title: str = "") -> str:
     """The page's HTML, with style, script and drawings inside it."""
-    environment = jinja2.Environment(
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=page_title(records, title),
+            runs=[run_view(record, place) for place, record in enumerate(records)],
+            style=Markup(_template("style.css")),  # our own files, not a record's words
+            script=Markup(_template("page.js")),
+            version=hotlap.__version__,
+            written=now().replace("T", " "),
+        )
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Our templates, compiled once; autoescape is on, so a record's words stay words."""
+    return jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
-        title=page_title(records, title),
-        runs=[run_view(record, place) for place, record in enumerate(records)],
-        style=Markup(_template("style.css")),  # our own files, not a record's words
-        script=Markup(_template("page.js")),
-        version=hotlap.__version__,
-        written=now().replace("T", " "),
     )
 
 

@@ -62,8 +62,9 @@ def _refer(phone: str, desk: str) -> str:
 
 
 def forest_figure(record: RunRecord) -> Figure | None:
+    """The speed-ups that may be shown; nothing when none may, for an axis alone would look like one."""
     rows = forest_rows(record)
-    if not rows:
+    if all(row.ratio is None for row in rows):
         return None
     caption = (
         "Point: speed-up over the baseline by wall time. Bar: 95% interval. "
@@ -105,9 +106,10 @@ def distribution_figures(record: RunRecord) -> list[Figure]:
     if arms:
         log = is_wide([v for arm in arms for samples in arm.processes.values() for v in samples], LOG_FROM)
         caption = (
-            "A lane for each process, dots for its iterations (evenly chosen where there are many); the dark tick is the process's median, the shaded band "
-            "the 95% interval of the arm's median. Rings are samples more than 3 interquartile ranges outside their "
-            "process's quartiles: marked, never removed. An orange tick is a process in which the device throttled."
+            "A lane for each process, dots for its iterations (evenly chosen where there are many); the dark tick is "
+            "the process's median, the shaded band the 95% interval of the arm's median. Rings are samples more than 3 "
+            "interquartile ranges outside their process's quartiles: marked, never removed. An orange tick is a "
+            "process in which the device throttled."
         )
         found.append(figure("Samples by process", lambda width: strips(arms, width, log=log), caption))
         caption = (

@@ -142,7 +142,7 @@ def _time_so_far(record: RunRecord, arm: Arm) -> tuple[str, str]:
 
 
 def _arm_row(record: RunRecord, arm: Arm, css: str) -> SpeedRow:
-    summary = arm.summary("wall") or (arm.summaries[0] if arm.summaries else None)
+    summary = arm.summary("wall") or next((s for s in arm.summaries if s.unit == "ms"), None)
     worst = worst_check(record.gates, arm.name)
     time, interval = (
         _apart(format_ms_interval(summary.median, summary.low, summary.high)) if summary else _time_so_far(record, arm)
@@ -183,29 +183,39 @@ def _with_speed(record: RunRecord, row: SpeedRow, comparison: Comparison) -> Spe
     if why_not:
         wrong = why_not == WRONG_ANSWER
         return replace(row, speedup=why_not, verdict="wrong answer" if wrong else "no verdict", tone="bad")
-    others = [c for c in record.comparisons if c.arm == comparison.arm and c.quantity != comparison.quantity]
-    names = {"device": "device only", "transfer": "with copies"}
+    others = [c for c in record.comparisons if c.arm == comparison.arm and c is not comparison]
+    others = [c for c in others if not gate_is_red(record, c.baseline)]
     speedup, interval = _apart(format_ratio(comparison.ratio, comparison.low, comparison.high))
     return replace(
         row,
         speedup=speedup,
         speedup_interval=interval,
-        more=[f"{names.get(c.quantity, c.quantity)} {format_ratio(c.ratio)}" for c in others],
+        more=[_other_words(c, comparison) for c in others],
         verdict=comparison.verdict,
         tone=tone_of(comparison.verdict),
         reason="; ".join(part for part in (comparison.reason, row.reason) if part),
     )
 
 
+def _other_words(other: Comparison, first: Comparison) -> str:
+    """The same arm by another clock, or against another baseline."""
+    clocks = {"wall": "", "device": "device only ", "transfer": "with copies "}
+    clock = "" if other.quantity == first.quantity else clocks.get(other.quantity, f"{other.quantity} ")
+    against = f" against {other.baseline}" if other.baseline != first.baseline else ""
+    return f"{clock}{format_ratio(other.ratio)}{against}"
+
+
 def forest_rows(record: RunRecord) -> list[ForestRow]:
     """A mark for each comparison that may be shown, the reason for each that may not."""
     rows = []
+    several = len({c.baseline for c in headline_comparisons(record)}) > 1
     for c in headline_comparisons(record):
+        label = f"{c.arm} / {c.baseline}" if several else c.arm
         why_not = withheld(record, c.arm, c.baseline)
         if why_not:
-            rows.append(ForestRow(label=c.arm, note=why_not, tone="bad"))
+            rows.append(ForestRow(label=label, note=why_not, tone="bad"))
         elif not math.isfinite(c.ratio):
-            rows.append(ForestRow(label=c.arm, note=c.reason or "no ratio"))
+            rows.append(ForestRow(label=label, note=c.reason or "no ratio"))
         else:
-            rows.append(ForestRow(label=c.arm, ratio=c.ratio, low=c.low, high=c.high, tone=tone_of(c.verdict)))
+            rows.append(ForestRow(label=label, ratio=c.ratio, low=c.low, high=c.high, tone=tone_of(c.verdict)))
     return rows

@@ -87,14 +87,17 @@ def linear_ticks(low: float, high: float, count: int) -> list[float]:
 def log_ticks(low: float, high: float, count: int) -> list[float]:
     """1, 2 and 5 of each decade, or whole decades, or every n-th of them; at least two where any fit."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for mantissas in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        found = [m * 10.0**k for k in range(first, last + 1) for m in mantissas if low <= m * 10.0**k <= high]
+    choices = [
+        [m * 10.0**k for k in range(first, last + 1) for m in mantissas if low <= m * 10.0**k <= high]
+        for mantissas in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+    ]
+    for found in choices:
         if 2 <= len(found) <= count:
             return found
-    if len(found) > count:
-        step = math.ceil((last - first) / count)
-        return [10.0**k for k in range(first, last + 1, step) if low <= 10.0**k <= high]
-    return linear_ticks(low, high, count)
+    decades = choices[-1]
+    if len(decades) > count:
+        return decades[:: math.ceil(len(decades) / count)]
+    return next((found for found in reversed(choices) if len(found) > 1), linear_ticks(low, high, count))
 
 
 def n(value: float) -> str:
