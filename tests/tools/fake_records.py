@@ -149,44 +149,52 @@ def comparison(arm: str, baseline: str, quantity: str, ratio: float, half: float
     )
 
 
+def timed_arm(place: int, spec: tuple[str, str, float, float], wall: list[list[float]]) -> Arm:
+    """One arm with its summaries and memory, from (name, role, wall ms, device share of it)."""
+    name, role, wall_ms, share = spec
+    on_card = name.startswith("cuda")
+    used = int((2.2 - 0.3 * place) * GIB)
+    on_device = [("device", share), ("transfer", 1.2)] if on_card else []
+    return Arm(
+        name=name,
+        settings={"device": name.split(":")[0]},
+        role=role,
+        summaries=[summary(q, [[v * times for v in p] for p in wall]) for q, times in [("wall", 1.0), *on_device]],
+        memory=Memory(allocated_bytes=used, reserved_bytes=int(used * 1.2), device_used_bytes=used + GIB // 2)
+        if on_card
+        else Memory(host_rss_bytes=int(1.4 * GIB)),
+        first_step_s=1.8 if place < 2 else 21.4,
+        samples_per_s=16 / wall_ms * 1000,
+        energy_j_per_sample=0.19 / (place + 1) if on_card else None,
+    )
+
+
 def bench(specs: list[tuple[str, str, float, float]], *, gpu: bool, processes: int = 8, iterations: int = 50,
           target: str = "segment:small", **changes: Any) -> RunRecord:  # fmt: skip
     """A finished bench of (arm, role, wall ms, device share of it), the first one the baseline."""
     arms, measurements, comparisons = [], [], []
-    first = specs[0][2]
     for k, (name, role, wall_ms, share) in enumerate(specs):
         count = 3 if role == "context" else processes
         wall = samples(wall_ms, processes=count, iterations=iterations, seed=k, bimodal=0.06 if k == 1 else 0)
         flags = {count - 2: "throttled"} if gpu and k == len(specs) - 1 and count > 2 else {}
         measurements += series(name, "wall", wall, flags)
-        summaries = [summary("wall", wall)]
-        on_card = name.startswith("cuda")
-        if on_card:
-            device = [[v * share for v in p] for p in wall]
-            measurements += series(name, "device", [p[:10] for p in device], {})
-            summaries += [summary("device", device), summary("transfer", [[v * 1.2 for v in p] for p in wall])]
-        used = int((2.2 - 0.3 * k) * GIB)
-        arms.append(
-            Arm(
-                name=name,
-                settings={"device": name.split(":")[0]},
-                role=role,
-                summaries=summaries,
-                memory=Memory(allocated_bytes=used, reserved_bytes=int(used * 1.2), device_used_bytes=used + GIB // 2)
-                if on_card
-                else Memory(host_rss_bytes=int(1.4 * GIB)),
-                first_step_s=1.8 if k < 2 else 21.4,
-                samples_per_s=16 / wall_ms * 1000,
-                energy_j_per_sample=0.19 / (k + 1) if on_card else None,
-            )
-        )
+        if name.startswith("cuda"):
+            measurements += series(name, "device", [[v * share for v in p[:10]] for p in wall], {})
+        arms.append(timed_arm(k, specs[k], wall))
         if k and role != "context":
-            comparisons.append(comparison(name, specs[0][0], "wall", first / wall_ms))
-            if on_card:
-                comparisons.append(comparison(name, specs[0][0], "device", first / wall_ms / share))
+            ratio = specs[0][2] / wall_ms
+            comparisons.append(comparison(name, specs[0][0], "wall", ratio))
+            if name.startswith("cuda"):
+                comparisons.append(comparison(name, specs[0][0], "device", ratio / share))
+    parts = {"arms": arms, "measurements": measurements, "comparisons": comparisons}
+    return dataclasses.replace(empty_bench(specs, gpu=gpu, processes=processes, target=target), **{**parts, **changes})
+
+
+def empty_bench(specs: list[tuple[str, str, float, float]], *, gpu: bool, processes: int, target: str) -> RunRecord:
+    """The same run before it has timed anything."""
     names = [spec[0] for spec in specs]
     best = min(specs, key=lambda spec: spec[2])[0]
-    record = RunRecord(
+    return RunRecord(
         kind="bench",
         name=target.replace(":", "-"),
         status="complete",
@@ -198,16 +206,12 @@ def bench(specs: list[tuple[str, str, float, float]], *, gpu: bool, processes: i
         config_sources={"target": "command line", "mode": "default", "batch": "command line", "arms": "command line",
                         "processes": "bench.yaml", "seed": "default", "gate": "default"},
         environment=environment(gpu=gpu),
-        arms=arms,
-        comparisons=comparisons,
         gates=[gate(name, 1e-7 if "tf32" not in name and "bf16" not in name else 3e-3) for name in names],
-        measurements=measurements,
         telemetry=telemetry(names, processes, gpu=gpu, throttled=gpu),
         verdict=Verdict(outcome="faster", headline=f"{best} trains {target} faster than {names[0]}.", exit_code=0,
                         lines=["The gain holds with the copies of the batch counted."]),
         path=f"runs/{target.replace(':', '-')}/20260211-091403/record.json",
     )  # fmt: skip
-    return dataclasses.replace(record, **changes)
 
 
 def gpu_bench() -> RunRecord:

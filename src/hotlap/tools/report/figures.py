@@ -149,9 +149,10 @@ def timeline_figures(record: RunRecord) -> list[Figure]:
         ordered = sorted(record.telemetry, key=lambda t: t.seconds)
         moments = [Moment(seconds=t.seconds, tip=telemetry_tip(t), throttled=bool(t.throttle)) for t in ordered]
         caption = "One reading for each timed block."
+        title = "Clocks and heat" if any(row.unit == "°C" for row in rows) else "Clocks and load"
         if any(m.throttled for m in moments):
             caption += " Shaded: the device reported a reason for holding its clocks back."
-        found.append(figure("Clocks and heat", lambda width: panels(rows, moments, width), caption))
+        found.append(figure(title, lambda width: panels(rows, moments, width), caption))
     return found
 
 

@@ -222,7 +222,7 @@ def _spread(arm: Strip, process: int, five: Sequence[float], scale: Scale, y: fl
 
 def sequence(arms: Sequence[Strip], width: float) -> str:
     """Wall samples in the order of their processes, a row for each arm on its own axis: drifts and steps are seen."""
-    left, row, right = 62.0, 84.0, width - EDGE
+    left, row, right = 62.0, 92.0, width - EDGE
     order = sorted({process for arm in arms for process in arm.processes})
     x_of = Scale(0.0, float(max(len(order), 1)), left, right)
     bottom = row * len(arms)
@@ -231,7 +231,7 @@ def sequence(arms: Sequence[Strip], width: float) -> str:
     for index, arm in enumerate(arms):
         top = index * row
         values = [v for samples in arm.processes.values() for v in finite(samples)]
-        y_of = fit_scale(values, top + row - 12, top + 24, log=is_wide(values, 8))
+        y_of = fit_scale(values, top + row - 20, top + 26, log=is_wide(values, 8))
         parts.append(row_label(arm.label, 0.0, top, width, 0.0))
         parts.append(y_axis(y_of, left, right, few(ms_ticks(y_of, 2))))
         points = [p for i, s in arm.processes.items() for p in _in_order(s, order.index(i), x_of, y_of, most)]
@@ -239,11 +239,11 @@ def sequence(arms: Sequence[Strip], width: float) -> str:
     every = max(1, math.ceil(len(order) / (16 if width >= ROOMY else 8)))
     for place, process in enumerate(order):
         if place:
-            parts.append(line(x_of(place), 18, x_of(place), bottom - 6, "grid"))
+            parts.append(line(x_of(place), 18, x_of(place), bottom - 12, "grid"))
         if place % every == 0:
-            parts.append(text((x_of(place) + x_of(place + 1)) / 2, bottom + 8, str(process + 1), "tick", "middle"))
-    parts.append(text(right, bottom + 26, "process, in the order they ran", "axis", "end"))
-    return svg(width, bottom + 34, "Wall time of every iteration in the order of the run", "".join(parts))
+            parts.append(text((x_of(place) + x_of(place + 1)) / 2, bottom + 4, str(process + 1), "tick", "middle"))
+    parts.append(text(right, bottom + 22, "process, in the order they ran", "axis", "end"))
+    return svg(width, bottom + 30, "Wall time of every iteration in the order of the run", "".join(parts))
 
 
 def few(ticks: Sequence[tuple[float, str]]) -> Sequence[tuple[float, str]]:
