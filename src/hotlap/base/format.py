@@ -74,9 +74,9 @@ def format_ms_interval(median: float | None, low: float | None, high: float | No
 def _digits_for(centre: float, low: float, high: float) -> int:
     """Significant figures, 3 to 5, that show an interval's ends apart."""
     width = abs(high - low)
-    if width == 0 or centre == 0:
+    if width == 0 or centre == 0 or math.isinf(width):
         return 3
-    return min(max(3, 1 + math.ceil(math.log10(abs(centre) / width))), 5)
+    return min(max(3, 1 + math.ceil(math.log10(abs(centre)) - math.log10(width))), 5)
 
 
 def format_bytes(value: float | None) -> str:
@@ -110,9 +110,11 @@ def format_rate(value: float | None, what: str = "samples") -> str:
 
 def format_percent(fraction: float | None) -> str:
     """A fraction as a percentage: one decimal below ten per cent, none above."""
-    if fraction is None or not math.isfinite(fraction):
+    if fraction is None or not math.isfinite(fraction * 100):
         return UNKNOWN
     percent = fraction * 100
+    if abs(percent) >= 1e6:
+        return f"{format_number(percent)}%"
     return f"{percent:.1f}%" if abs(percent) < 9.95 else f"{percent:,.0f}%"
 
 
