@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import HotlapError, TargetError, UnknownName, did_you_mean
 from hotlap.base.registry import Registry
-from hotlap.workload import Agreement, Batch, Workload, adopt, is_workload
+from hotlap.workload import Agreement, Batch, Workload, adopt, is_workload, same_class
 
 if TYPE_CHECKING:
     import torch
@@ -96,10 +96,7 @@ class ModuleWorkload(Workload):
         return out.float().square().sum() if out.dtype != torch.float64 else out.square().sum(), out.numel()
 
     def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
-        if out.ndim == 2 and out.shape[1] > 1:
-            same = (out.argmax(1) == ref.argmax(1)).double().mean().item()
-            return [Agreement(name="same top class", value=same, at_least=0.99)]
-        return []
+        return same_class(out, ref) if out.ndim >= 2 and out.shape[1] > 1 else []
 
 
 def first_tensor(out: Any) -> Tensor:

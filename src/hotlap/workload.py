@@ -31,6 +31,28 @@ class Agreement:
         return self.value >= self.at_least
 
 
+UNDECIDED = 0.05
+"""A lead of the best class smaller than this share of the typical score is no decision: rounding may turn it."""
+
+
+def decided(scores: Tensor) -> Tensor:  # [n, C, ...] -> [n, ...] bool
+    """Where class scores choose clearly: the best class leads by more than UNDECIDED times the scores' RMS.
+
+    The gate runs on fresh weights, whose scores often tie; two right answers may then choose differently.
+    """
+    best = scores.topk(2, dim=1).values
+    return best[:, 0] - best[:, 1] > UNDECIDED * scores.square().mean().sqrt()
+
+
+def same_class(out: Tensor, ref: Tensor) -> list[Agreement]:  # [n, C, ...] each
+    """The share of the reference's clear choices that the output repeats; nothing where none is clear."""
+    clear = decided(ref)
+    if not bool(clear.any()):
+        return []
+    same = (out.argmax(1) == ref.argmax(1))[clear].double().mean().item()
+    return [Agreement(name="same class", value=same, at_least=0.99)]
+
+
 class Workload:
     """A model with the data and the loss that make it work.
 

@@ -101,11 +101,13 @@ def test_metrics_leave_the_mode_as_it_was():
 def test_agreement_is_the_overlap_of_the_masks():
     ref = torch.zeros(1, 2, 10, 10)
     ref[:, 1, :5] = 1
+    ref[:, 0, 5:] = 1
     out = ref.clone()
-    assert mask_agreement(out, ref).passed
-    out[0, 1, 5, :2] = 1
-    assert mask_agreement(out, ref).value == pytest.approx((50 / 52 + 48 / 50) / 2)
-    assert not mask_agreement(out, ref).passed
+    assert mask_agreement(out, ref)[0].passed
+    out[0, 1, 5, :2] = 2
+    (agreement,) = mask_agreement(out, ref)
+    assert agreement.value == pytest.approx((50 / 52 + 48 / 50) / 2) and not agreement.passed
+    assert mask_agreement(out, torch.zeros_like(ref)) == [], "nothing is decided, so nothing can be judged"
 
 
 def test_the_generator_alone_decides_a_batch(device):

@@ -8,10 +8,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.characters import PAD, VOCABULARY
 from hotlap.sequence.loss import text_cross_entropy
-from hotlap.sequence.metrics import class_agreement, text_scores
+from hotlap.sequence.metrics import text_scores
 from hotlap.sequence.model import BiLSTM
 from hotlap.sequence.workload import bilstm
 from hotlap.targets import load_target
+from hotlap.workload import same_class
 
 CPU = torch.device("cpu")
 REAL_DATA = Path(os.environ.get("HOTLAP_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "sst2"
@@ -119,13 +120,16 @@ def test_scores_by_hand():
     assert scores["macro_f1"] == pytest.approx((16 / 22 + 8 / 13 + 0) / 3)
 
 
-def test_agreement_is_the_share_of_same_classes():
+def test_agreement_is_the_share_of_same_classes_among_clear_choices():
     ref = torch.eye(3).repeat(34, 1)[:100]
     out = ref.clone()
-    assert class_agreement(out, ref).passed
+    assert same_class(out, ref)[0].passed
     out[:2] = out[:2].roll(1, 1)
-    assert class_agreement(out, ref).value == pytest.approx(0.98)
-    assert not class_agreement(out, ref).passed
+    (agreement,) = same_class(out, ref)
+    assert agreement.value == pytest.approx(0.98) and not agreement.passed
+    ref[:2] = torch.tensor([1.0, 0.99, 0.0])
+    assert same_class(out, ref)[0].value == 1.0, "a tie of the reference must not count against the output"
+    assert same_class(out, torch.zeros(100, 3)) == []
 
 
 def test_the_generator_alone_decides_a_batch(device):

@@ -109,10 +109,12 @@ def format_rate(value: float | None, what: str = "samples") -> str:
 
 
 def format_percent(fraction: float | None) -> str:
-    """A fraction as a percentage: one decimal below ten per cent, none above."""
+    """A fraction as a percentage: one decimal below ten per cent, none above; beyond tenfold it is only that."""
     if fraction is None or not math.isfinite(fraction * 100):
         return UNKNOWN
     percent = fraction * 100
+    if percent > 1000:
+        return ">1,000%"
     if abs(percent) >= 1e6:
         return f"{format_number(percent)}%"
     return f"{percent:.1f}%" if abs(percent) < 9.95 else f"{percent:,.0f}%"

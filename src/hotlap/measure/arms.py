@@ -125,3 +125,9 @@ def cpu_candidates(*, has_convolutions: bool, fast_bf16: bool, can_compile: bool
         for precision in precisions
         for layout in layouts
     ]
+
+
+def fewer_threads(spec: ArmSpec, usable_cores: int) -> list[ArmSpec]:
+    """The same arm on half and on a quarter of the cores: small models lose more to waiting than they gain."""
+    counts = sorted({usable_cores // 2, usable_cores // 4} - {0}, reverse=True)
+    return [dataclasses.replace(spec, threads=count) for count in counts]

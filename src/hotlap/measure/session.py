@@ -151,15 +151,18 @@ def has_convolutions(model: nn.Module) -> bool:
 
 
 def zero_dropout(model: nn.Module) -> None:
-    """Switches dropout off while the model stays in training mode, so that two devices compute the same thing."""
-    from torch import nn
+    """Switches dropout off while the model stays in training mode, so that two devices compute the same thing.
+
+    Reaches dropout layers and probabilities that modules keep under a name with 'dropout' in it.
+    """
     from torch.nn.modules.dropout import _DropoutNd
 
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            module.dropout = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def as_double(batch: Batch) -> Batch:

@@ -11,7 +11,8 @@ from hotlap.measure.confusion import (
     iou_per_class,
     mean_over_present,
 )
-from hotlap.workload import Agreement
+from hotlap.segment.loss import IGNORE
+from hotlap.workload import Agreement, decided
 
 
 def segmentation_scores(confusion: Tensor) -> dict[str, float]:  # [C, C] over all pixels of a data set
@@ -32,7 +33,11 @@ def segmentation_scores(confusion: Tensor) -> dict[str, float]:  # [C, C] over a
     return scores
 
 
-def mask_agreement(out: Tensor, ref: Tensor) -> Agreement:  # [n, C, H, W] each
-    """The mean IoU of the two outputs' masks, taking the reference's as the truth."""
-    confusion = confusion_counts(out.argmax(1), ref.argmax(1), ref.shape[1])
-    return Agreement(name="mask IoU", value=mean_over_present(iou_per_class(confusion)), at_least=0.99)
+def mask_agreement(out: Tensor, ref: Tensor) -> list[Agreement]:  # [n, C, H, W] each
+    """The mean IoU of the two outputs' masks over the pixels where the reference, taken as the truth, is decided."""
+    clear = decided(ref)
+    if not bool(clear.any()):
+        return []
+    truth = ref.argmax(1).masked_fill(~clear, IGNORE)
+    confusion = confusion_counts(out.argmax(1), truth, ref.shape[1], ignore=IGNORE)
+    return [Agreement(name="mask IoU", value=mean_over_present(iou_per_class(confusion)), at_least=0.99)]

@@ -86,7 +86,7 @@ class UNetWorkload(Workload):
         return torch.optim.Adam(model.parameters(), lr=self.config.lr, fused=fused)
 
     def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
-        return [mask_agreement(out, ref)]
+        return mask_agreement(out, ref)
 
     def train_data(self) -> Any:
         return self._data(TRAIN, self.config.train_images, self._train_pairs)

@@ -5,15 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hotlap.measure.confusion import accuracy, dice_per_class, mean_over_present
-from hotlap.workload import Agreement
 
 
 def text_scores(confusion: Tensor) -> dict[str, float]:  # [C, C] over all texts of a data set
     """Accuracy and macro-F1: the mean F1 of the classes that occur or are predicted."""
     return {"accuracy": accuracy(confusion), "macro_f1": mean_over_present(dice_per_class(confusion))}
-
-
-def class_agreement(out: Tensor, ref: Tensor) -> Agreement:  # [n, C] each
-    """The share of texts for which two outputs choose the same class."""
-    same = (out.argmax(1) == ref.argmax(1)).double().mean().item()
-    return Agreement(name="same class", value=same, at_least=0.99)

@@ -16,10 +16,10 @@ from hotlap.data.label_text import EncodedTexts, read_text_folder
 from hotlap.data.marker_sequences import CLASSES, MarkerSequences, marker_sequences
 from hotlap.measure.confusion import total_confusion
 from hotlap.sequence.loss import text_cross_entropy
-from hotlap.sequence.metrics import class_agreement, text_scores
+from hotlap.sequence.metrics import text_scores
 from hotlap.sequence.model import BiLSTM
 from hotlap.sequence.presets import SequenceConfig
-from hotlap.workload import Agreement, Batch, Workload
+from hotlap.workload import Agreement, Batch, Workload, same_class
 
 
 def bilstm(
@@ -106,7 +106,7 @@ class BiLSTMWorkload(Workload):
         return torch.optim.Adam(model.parameters(), lr=self.config.lr, fused=fused)
 
     def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
-        return [class_agreement(out, ref)]
+        return same_class(out, ref)
 
     def train_data(self) -> Any:
         return self._train

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.clocks import locked_clocks
-from hotlap.measure.arms import ArmSpec, cpu_candidates
+from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Gates, Sweep, Timings
 from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
@@ -110,6 +111,7 @@ class _Run:
         self.units += self.config.break_even and self.crosses
         if self.needs_race:
             self._race()
+            self.done += 1
         if self.config.gate:
             self._gate()
         for spec in self._going(self.arms + self.context):
@@ -154,24 +156,34 @@ class _Run:
         candidates = cpu_candidates(
             has_convolutions=about.has_convolutions, fast_bf16=about.fast_bf16, can_compile=about.can_compile
         )
-        brief = self._protocol(0, repeats=5, seconds=0.5, max_seconds=min(5.0, self.config.max_seconds), transfer=False)
+        rows = self._heat(candidates)
+        if any(row["median_ms"] is not None for row in rows):
+            leader = next(spec for spec in candidates if spec.name == _by_time(rows)[0])
+            fewer = fewer_threads(leader, about.usable_cores)
+            candidates += fewer
+            rows += self._heat(fewer) if fewer else []
+        winner = self._first_correct(_by_time(rows), rows)
+        self.extra["tuned_cpu"] = {"candidates": rows, "chosen": winner}
+        self._replace_tuned(next(spec for spec in candidates if spec.name == winner))
+
+    def _heat(self, candidates: Sequence[ArmSpec]) -> list[dict[str, Any]]:
+        """One short process with all candidates: the median step of each, or why it has none."""
+        brief = self._protocol(0, repeats=5, seconds=0.3, max_seconds=min(4.0, self.config.max_seconds), transfer=False)
         names = [spec.name for spec in candidates]
         job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=brief)
-        timings: Timings = decode(Timings, self._run("tuned CPU", job))
-        medians = {}
-        for name in names:
-            samples = samples_of(timings.measurements, name, "wall")
-            if samples:
-                medians[name] = sorted(samples[0])[len(samples[0]) // 2]
-        why = {failure.arm: failure.what for failure in timings.failures}
-        rows: list[dict[str, Any]] = [
-            {"arm": name, "median_ms": medians.get(name), "passed_gate": None, "error": why.get(name, "")}
+        found: Timings = decode(Timings, self._run("tuned CPU", job))
+        self.done -= 1
+        why = {failure.arm: failure.what for failure in found.failures}
+        walls = {name: samples_of(found.measurements, name, "wall") for name in names}
+        return [
+            {
+                "arm": name,
+                "median_ms": statistics.median(walls[name][0]) if walls[name] else None,
+                "passed_gate": None,
+                "error": why.get(name, ""),
+            }
             for name in names
         ]
-        winner = self._first_correct(sorted(medians, key=lambda n: medians[n]), rows)
-        self.extra["tuned_cpu"] = {"candidates": rows, "chosen": winner}
-        chosen = next(spec for spec in candidates if spec.name == winner)
-        self._replace_tuned(chosen)
 
     def _first_correct(self, names: Sequence[str], rows: list[dict[str, Any]]) -> str:
         for name in names:
@@ -297,3 +309,8 @@ class _Run:
         record = dataclasses.replace(record, status=status, finished_at=now(), verdict=verdict, notes=notes)
         self.record = save(record, self.folder)
         return self.record
+
+
+def _by_time(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of the candidates that ran, fastest first."""
+    return [row["arm"] for row in sorted((r for r in rows if r["median_ms"]), key=lambda r: r["median_ms"])]

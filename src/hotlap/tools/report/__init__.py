@@ -13,7 +13,7 @@ from markupsafe import Markup
 import hotlap
 from hotlap.base.errors import UsageError
 from hotlap.base.events import Emit, Event, advance, finish, ignore, start
-from hotlap.records.run import RunRecord, load, now, resolve_run, write_atomic
+from hotlap.records.run import RunRecord, load_record, now, resolve_run, write_atomic
 from hotlap.tools.report.view import page_title, run_view
 
 __all__ = ["ReportConfig", "render", "report"]
@@ -40,7 +40,7 @@ def report(config: ReportConfig, emit: Emit = ignore) -> Path:
     records = []
     emit(start("report", len(config.runs)))
     for place, text in enumerate(config.runs):
-        records.append(load(resolve_run(text, config.runs_root)))
+        records.append(load_record(resolve_run(text, config.runs_root)))
         emit(advance("report", place + 1, len(config.runs), text))
     out = config.out or Path(records[0].path).parent / "report.html"
     write_atomic(out, render(records, config.title))
