@@ -153,6 +153,8 @@ class Machine:
     def driver_libraries(self) -> dict[str, str]:
         """Versions of the driver's user-space libraries: path to version, in the order the loader looks."""
         folders = [f for f in self.environ.get("LD_LIBRARY_PATH", "").split(":") if f.startswith("/")]
+        # CUDA's compat folder holds a libcuda newer than the module on purpose.
+        folders = [f.rstrip("/") for f in folders if "compat" not in f]
         found = {}
         for folder in [*(f.lstrip("/") for f in folders), *DRIVER_FOLDERS]:
             where = self.root / folder

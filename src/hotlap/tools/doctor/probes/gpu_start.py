@@ -137,7 +137,8 @@ def tf32() -> Finding:
 
     matmul: Any = torch.backends.cuda.matmul
     conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    start = f"matmul {matmul.fp32_precision}, conv {conv.fp32_precision}"
+    # "none" is torch's word for no choice made, which computes as ieee.
+    start = f"matmul {matmul.fp32_precision.replace('none', 'ieee')}, conv {conv.fp32_precision}"
     torch.manual_seed(0)
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     want = a.double() @ b.double()
