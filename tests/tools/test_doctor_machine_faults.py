@@ -17,8 +17,8 @@ from hotlap.tools.doctor.probes.host import judge_disk
 
 def host(**changes) -> Host:
     facts = {
-        "cpu_model": "Test CPU", "logical_cpus": 8, "physical_cores": 8, "quota_cpus": None, "flags": frozenset({"avx2"}),
-        "memory_bytes": 64 * 2**30, "memory_limit_bytes": None, "shm_bytes": 16 * 2**30,
+        "cpu_model": "Test CPU", "logical_cpus": 8, "physical_cores": 8, "quota_cpus": None,
+        "flags": frozenset({"avx2"}), "memory_bytes": 64 * 2**30, "memory_limit_bytes": None, "shm_bytes": 16 * 2**30,
     }  # fmt: skip
     return Host(**{**facts, **changes})
 
@@ -179,16 +179,17 @@ def test_no_shared_memory_at_all(tmp_path):
 
 
 CARD_FAULTS = [
-    ("throttle", {"nvmlDeviceGetCurrentClocksEventReasons": 0x40}, "WARN", "hardware thermal slowdown", "Cool the card"),
+    ("throttle", {"nvmlDeviceGetCurrentClocksEventReasons": 0x40}, "WARN", "hardware thermal", "Cool the card"),
     ("throttle", {"nvmlDeviceGetCurrentClocksEventReasons": 0x80}, "WARN", "hardware power brake", "power supply"),
-    ("clocks", {"nvmlDeviceGetApplicationsClock": 900}, "WARN", "application clock 900 MHz", "sudo nvidia-smi -i 0 -rac"),
-    ("clocks", {"nvmlDeviceGetPowerManagementLimit": 200_000}, "WARN", "200 W of 350 W", "sudo nvidia-smi -i 0 -pl 350"),
+    ("clocks", {"nvmlDeviceGetApplicationsClock": 900}, "WARN", "clock 900 MHz", "sudo nvidia-smi -i 0 -rac"),
+    ("clocks", {"nvmlDeviceGetPowerManagementLimit": 200_000}, "WARN", "200 W of 350 W", "nvidia-smi -i 0 -pl 350"),
     ("ecc", {"nvmlDeviceGetTotalEccErrors": 3}, "FAIL", "3 uncorrected errors", "sudo nvidia-smi -i 0 --gpu-reset"),
     ("ecc", {"nvmlDeviceGetRemappedRows": (0, 1, 0, 1)}, "FAIL", "could not be replaced", "Have the card exchanged"),
     ("mig", {"nvmlDeviceGetMigMode": (1, 1)}, "FAIL", "MIG is on but has no instance", "nvidia-smi mig -i 0 -cgi 0 -C"),
     (
         "mig",
-        {"nvmlDeviceGetMigMode": (1, 1), "nvmlDeviceGetMaxMigDeviceCount": 2, "nvmlDeviceGetMigDeviceHandleByIndex": "m"},
+        {"nvmlDeviceGetMigMode": (1, 1), "nvmlDeviceGetMaxMigDeviceCount": 2,
+         "nvmlDeviceGetMigDeviceHandleByIndex": "slice"},
         "WARN", "2 instance(s)", "nvidia-smi -L",
     ),
     (
@@ -248,7 +249,7 @@ def test_a_power_saving_governor(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "words", "fix"),
     [
-        ({"PYTORCH_ALLOC_CONF": "expandable_segment:True"}, "'expandable_segment' is no known", "unset PYTORCH_ALLOC_CONF"),
+        ({"PYTORCH_ALLOC_CONF": "expandable:True"}, "'expandable' is no known", "unset PYTORCH_ALLOC_CONF"),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "the old name",
             "export PYTORCH_ALLOC_CONF='expandable_segments:True'",
