@@ -170,6 +170,12 @@ def test_every_check_says_why_and_has_a_fitting_name():
         assert (spec.facts is None) != (spec.probe is None)
 
 
+def test_the_documentation_lists_every_check_and_no_other():
+    page = Path(__file__).parents[2] / "docs/doctor.md"
+    rows = [line.split("|")[1].strip(" `") for line in page.read_text().splitlines() if line.startswith("| `")]
+    assert sorted(rows) == sorted(load_checks()[0])
+
+
 def test_the_fix_script_holds_the_commands_and_runs_none(tmp_path):
     runner = ToldRunner(
         cudnn=failed("CUDNN_STATUS_NOT_INITIALIZED", Fix(commands=("pip install --force-reinstall torch",)))
