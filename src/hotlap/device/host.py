@@ -119,9 +119,11 @@ def _total_memory(root: Path) -> int:
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    # Systems without /proc/meminfo; asked of the C library so that no package is needed.
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
 
 
 def _shm_bytes(root: Path) -> int | None:
