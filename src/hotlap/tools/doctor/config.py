@@ -14,6 +14,8 @@ class DoctorConfig:
     """Also measure ceilings (copy bandwidth, matmul for each dtype, host-device transfer) and cache them."""
     only: tuple[str, ...] = ()
     """Names of checks or groups to run, with what they need; empty runs all."""
+    fix_script: bool = False
+    """Print the shell commands that would mend this machine, to read and run yourself; nothing is run."""
     timeout_s: float = 60.0
     """Time limit of one probe; probes that compile get three times as much."""
     runs: Path = Path("runs")
