@@ -123,6 +123,19 @@ def test_a_container_that_asked_for_a_card_and_got_none(tmp_path):
     expect(machine, "container", "FAIL", "NVIDIA_VISIBLE_DEVICES=all", "nvidia-ctk runtime configure --runtime=docker")
 
 
+def test_a_container_on_a_host_with_a_card_it_was_not_given_is_usable(tmp_path):
+    healthy_root(tmp_path)
+    write(tmp_path, {".dockerenv": ""})
+    for file in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / file).unlink()
+    machine = fake_machine(tmp_path, nvml=NvmlFacts(reason="NVML Shared Library Not Found"))
+    expect(
+        machine, "container", "WARN", "the host has a card that this container was not given", "docker run --gpus all"
+    )
+    assert examine(machine, "device-files").status == "SKIP"
+    assert examine(machine, "driver-match").status == "SKIP"
+
+
 def test_a_container_without_the_compute_capability(tmp_path):
     healthy_root(tmp_path)
     write(tmp_path, {".dockerenv": ""})

@@ -137,6 +137,7 @@ def test_not_a_number_is_wrong():
         ("CUDA error: no kernel image is available for execution on the device", "--torch-backend=auto"),
         ("CUDA unknown error - this may be due to an incorrectly set up environment", "sudo modprobe nvidia_uvm"),
         ("The NVIDIA driver on your system is too old (found version 12020)", "See driver-cuda"),
+        ("RuntimeError: Found no NVIDIA driver on your system.", "See kernel-module"),
         ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "unset LD_LIBRARY_PATH"),
         ("InvalidCxxCompiler: No working C++ compiler found", "sudo apt-get install -y g++"),
         ("fatal error: Python.h: No such file or directory", "sudo apt-get install -y python3-dev"),
@@ -204,6 +205,8 @@ def test_tf32_flags_against_the_numbers():
     assert blocked.status == "WARN"
     assert blocked.fix.commands == ("unset NVIDIA_TF32_OVERRIDE",)
     assert gpu_start.judge_tf32("matmul ieee", {"ieee": 3e-7, "tf32": 3e-7}, False, None).status == "PASS"
+    unasked = gpu_start.judge_tf32("matmul ieee", {"ieee": 3e-7, "tf32": 3e-7}, True, None)
+    assert "pip install --upgrade torch" in unasked.fix.text()
 
 
 SITE = "/venv/lib/site-packages"

@@ -130,7 +130,16 @@ class Machine:
     @cached_property
     def has_nvidia(self) -> bool:
         """Whether any trace of an NVIDIA card is here: on the bus, in /dev, in the kernel, or answered by NVML."""
+        if self.card_not_given:
+            return False
         return bool(self.pci_cards or self.device_files or self.module_version or self.nvml.cards or self.is_wsl_gpu)
+
+    @cached_property
+    def card_not_given(self) -> bool:
+        """Whether the host has a card that this container neither asked for nor got: /sys and /proc show it anyway."""
+        asked = self.environ.get("NVIDIA_VISIBLE_DEVICES", "") not in ("", "none", "void")
+        reached = bool(self.device_files or self.nvml.cards or self.is_wsl_gpu)
+        return bool(self.container and (self.pci_cards or self.module_version) and not asked and not reached)
 
     @cached_property
     def is_wsl_gpu(self) -> bool:

@@ -49,13 +49,11 @@ def _register(spec: Spec) -> None:
     _SPECS[spec.name] = spec
 
 
-def check(
-    name: str, *, group: str, why: str, needs: tuple[str, ...] = ()
-) -> Callable[[Callable[[Machine], Finding]], Callable[[Machine], Finding]]:
+def check(name: str, *, group: str, why: str) -> Callable[[Callable[[Machine], Finding]], Callable[[Machine], Finding]]:
     """Registers a function of the machine's facts."""
 
     def register(function: Callable[[Machine], Finding]) -> Callable[[Machine], Finding]:
-        _register(Spec(name=name, group=group, why=why, facts=function, needs=needs))
+        _register(Spec(name=name, group=group, why=why, facts=function))
         return function
 
     return register

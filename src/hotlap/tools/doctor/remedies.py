@@ -23,6 +23,7 @@ _KNOWN: tuple[tuple[str, Fix], ...] = (
         r"driver version is insufficient|driver on your system is too old",
         Fix(say="See driver-cuda: the driver is older than torch's CUDA needs"),
     ),
+    (r"[Nn]o NVIDIA driver|no CUDA-capable device", Fix(say="See kernel-module, device-files and visible-devices")),
     (
         r"unknown error|[Ee]rror 999",
         Fix(

@@ -138,7 +138,8 @@ def _why_not(spec: Spec, examination: Round) -> str:
         if machine.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
             return "CUDA_VISIBLE_DEVICES hides every card"
     for need in spec.needs:
-        if examination.checks[need].status not in ("PASS", "WARN"):
+        before = examination.checks.get(need)
+        if before is None or before.status not in ("PASS", "WARN"):
             return f"needs {need}, which did not pass"
     return ""
 

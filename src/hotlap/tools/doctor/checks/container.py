@@ -26,6 +26,12 @@ def container(machine: Machine) -> Finding:
     facts = f"{machine.container}, NVIDIA_VISIBLE_DEVICES={'(not set)' if asked is None else asked or '(empty)'}"
     if powers:
         facts += f", NVIDIA_DRIVER_CAPABILITIES={powers}"
+    if machine.card_not_given:
+        say = "If the card is wanted, start the container with it"
+        return warned(
+            f"{facts}; the host has a card that this container was not given",
+            Fix(say=say, commands=("docker run --gpus all ...",), on_host=True),
+        )
     if asked and asked not in ("none", "void") and not machine.device_files and not machine.is_wsl_gpu:
         return failed(f"{facts}, but there is no /dev/nvidia*", _toolkit_fix(machine))
     words = set(powers.split(","))

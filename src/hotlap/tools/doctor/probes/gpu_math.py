@@ -53,7 +53,8 @@ def cudnn() -> Finding:
     got = _conv(image.cuda(), kernel.cuda(), grad.cuda())
     want = _conv(image.double(), kernel.double(), grad.double())
     names = ("forward", "input gradient", "weight gradient")
-    said = [agree(n, g, w, 1e-5) for n, g, w in zip(names, got, want, strict=True)]
+    # Winograd kernels keep about five digits in fp32; TF32 or a fault would show above 1e-4.
+    said = [agree(n, g, w, 1e-4) for n, g, w in zip(names, got, want, strict=True)]
     return passed(f"cuDNN {torch.backends.cudnn.version()}, relative errors: " + ", ".join(said))
 
 

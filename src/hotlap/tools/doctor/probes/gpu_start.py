@@ -154,8 +154,9 @@ def tf32() -> Finding:
 def judge_tf32(start: str, errors: dict[str, float], has_tf32: bool, override: str | None) -> Finding:
     """Whether the numbers follow the flags; TF32's 10 bits show as errors above 1e-5."""
     facts = f"at start: {start}; error {errors['ieee']:.1e} with ieee, {errors['tf32']:.1e} with tf32"
-    undo = Fix(commands=("unset NVIDIA_TF32_OVERRIDE",))
+    undo = Fix(say="cuBLAS does not follow torch's flag; update torch", commands=("pip install --upgrade torch",))
     if override is not None:
+        undo = Fix(commands=("unset NVIDIA_TF32_OVERRIDE",))
         facts += f"; NVIDIA_TF32_OVERRIDE={override}"
     if errors["ieee"] > 1e-5:
         return failed(f"{facts}: fp32 is not fp32 even when asked", undo)
