@@ -106,15 +106,14 @@ class _Run:
         self._save()
 
     def measure(self) -> None:
-        steps = len(self.arms) + len(self.context)
-        self.units = self.needs_race + self.config.gate + 2 * steps - len(self.arms) + self.config.processes
+        self.units = self.needs_race + self.config.gate + len(self.arms) + self.config.processes + len(self.context)
         self.units += self.config.break_even and self.crosses
         if self.needs_race:
             self._race()
             self.done += 1
         if self.config.gate:
             self._gate()
-        for spec in self._going(self.arms + self.context):
+        for spec in self._going(self.arms):
             self._weigh(spec)
         for process in range(self.config.processes):
             self._time(process, self._going(self.arms), f"process {process + 1} of {self.config.processes}")
