@@ -6,15 +6,19 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test test-gpu check format clean constraints
 
+# A small U-Net: plain CPU settings against the tuned ones (threads, layout, bf16, torch.compile), or the GPU if there is one.
 demo: $(READY)
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/hotlap doctor --only host,cpu-math,cpu-threads,cuda-start
+	$(BIN)/hotlap bench unet --mode infer --batch 8 --set workload.width=32 --name demo \
+		--processes 5 --seconds 0.5 --max-seconds 3 --warmup-seconds 3 || test $$? -eq 3
+	@echo "The page to look at:" && $(BIN)/hotlap report demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -q
 
 # The same test bodies on a card, with whatever python3 has torch: nothing is installed.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu -p no:cacheprovider -o addopts= -o timeout= -W ignore::pytest.PytestConfigWarning
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu -p no:cacheprovider
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -90,6 +90,8 @@ def show_record(record: RunRecord, console: Console) -> None:
     if record.arms:
         console.print(_arm_table(record))
         _show_sides(record, console)
+    if "tuned_cpu" in record.extra:
+        console.print(_race_table(record.extra["tuned_cpu"]))
     if record.gates:
         console.print(_gate_table(record))
     for note in dict.fromkeys([*(n for arm in record.arms for n in _named(arm)), *record.notes]):
@@ -187,6 +189,24 @@ def _show_sides(record: RunRecord, console: Console) -> None:
     break_even = record.extra.get("break_even")
     if break_even:
         console.print(f"  break-even: {break_even['text']}")
+
+
+def _race_table(race: dict[str, Any]) -> Table:
+    title = "race for the tuned CPU settings"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for name in ("settings", "time a step", ""):
+        table.add_column(name, justify="right" if name == "time a step" else "left")
+    rows = sorted(race["candidates"], key=lambda row: row["median_ms"] or float("inf"))
+    for row in rows:
+        mark = (
+            "chosen"
+            if row["arm"] == race["chosen"]
+            else "wrong answer"
+            if row["passed_gate"] is False
+            else row["error"]
+        )
+        table.add_row(row["arm"], format_ms(row["median_ms"]), mark)
+    return table
 
 
 def _gate_table(record: RunRecord) -> Table:

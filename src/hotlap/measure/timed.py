@@ -23,7 +23,8 @@ from hotlap.measure.process import Listen
 from hotlap.measure.session import Session
 from hotlap.records.measurement import Measurement, Telemetry
 
-NUM_BLOCKS = 10
+NUM_BLOCKS = 6
+"""Each block drains the queue once at its ends, so few long blocks cost less than many short ones."""
 MIN_ITERATIONS = 3
 REWARM_BELOW_S = 0.2
 """A block of short steps starts with one untimed step, because the arm before it left other things in the caches."""

@@ -25,7 +25,7 @@ QUICK = Layer(
 )
 QUICK_GIVES_UP = (
     "--quick gives up: three processes instead of eight, so differences under 10% are never named and there is no "
-    "p-value; a shorter gate; no single-thread and tuned-CPU context; no break-even batch."
+    "p-value; a shorter gate; no race for the tuned CPU settings, no single-thread context, no break-even batch."
 )
 
 
