@@ -62,7 +62,9 @@ def draw_shapes(index: Tensor, *, size: int, seed: int, device: torch.device) ->
     palette = scene.palette.transpose(1, 2).contiguous().to(device)  # [n, 3, places]
     image = palette.gather(2, place[:, None].expand(n, 3, size * size)).view(n, 3, size, size)
     image += _texture(scene.waves.to(device), size)
-    image += _grain(scene.grain_at.to(device), size=size, seed=seed)
+    bank = _grain_bank(size, seed, device)
+    for picture, (top, left) in zip(image, scene.grain_at.tolist(), strict=True):
+        picture += bank[:, top : top + size, left : left + size]
     return image.clamp_(0.0, 1.0), mask
 
 
@@ -164,12 +166,6 @@ def _texture(waves: Tensor, size: int) -> Tensor:  # waves [n, 2, 3] -> [n, 1, s
         cycle = (x[:, None] * steps + phase[:, None])[:, None, :] + (y[:, None] * steps)[:, :, None]
         parts.append(cycle.frac_().sub_(0.5).abs_())
     return parts[0].add_(parts[1]).mul_(_WAVE)[:, None]
-
-
-def _grain(grain_at: Tensor, *, size: int, seed: int) -> Tensor:  # grain_at [n, 2] -> [n, 3, size, size]
-    bank = _grain_bank(size, seed, grain_at.device)
-    crops = bank.unfold(1, size, 1).unfold(2, size, 1)  # a view: [3, margin + 1, margin + 1, size, size]
-    return crops.permute(1, 2, 0, 3, 4)[grain_at[:, 0], grain_at[:, 1]]
 
 
 @lru_cache(maxsize=4)
