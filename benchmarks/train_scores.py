@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/train_scores.py --device cpu cuda --out scores.json
 
-Float32 throughout, without TF32, so that devices differ by rounding (and in the draws of dropout) alone. That grows with
-every step: the losses of the fresh networks agree closely (FRESH_LOSS_RTOL), the final scores only as far as two good
-runs do (SCORE_ATOL).
+Float32 throughout, without TF32, so that devices differ by rounding (and in the draws of dropout) alone. That grows
+with every step: the losses of the fresh networks agree closely (FRESH_LOSS_RTOL), the final scores only as far as two
+good runs do (SCORE_ATOL).
 """
 
 from __future__ import annotations
