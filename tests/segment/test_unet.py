@@ -133,11 +133,11 @@ def test_agrees_with_float64_on_the_cpu(device, plain_float32):
 
 def test_training_learns_the_shapes(device):
     """Sizes of a test; the full size and its scores are in docs/unet.md."""
-    workload = unet(width=8, size=48, batch=16, eval_images=32, lr=3e-3)
-    losses, model = train(workload, device, 60)
+    workload = unet(width=8, size=32, batch=16, eval_images=32, lr=5e-3)
+    losses, model = train(workload, device, 80)
     scores = workload.metrics(model, workload.eval_data(), device)
-    assert losses[-1] < 0.6 * losses[0]
-    assert scores["dice_0"] > 0.9 and scores["dice_1"] + scores["dice_2"] > 0.5
+    assert losses[-1] < 0.4 * losses[0]
+    assert scores["dice"] > 0.7 and scores["dice_1"] > 0.5 and scores["dice_2"] > 0.5
 
 
 @pytest.mark.parametrize(

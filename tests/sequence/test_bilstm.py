@@ -107,6 +107,23 @@ def test_float16_padding_changes_nothing_on_a_card(device):
     torch.testing.assert_close(model(longer, lengths), model(tokens, lengths), rtol=0, atol=1e-3)
 
 
+def test_compiling_leaves_the_recurrence_whole():
+    """The compiler must not unroll the LSTM, one copy of its graph for every character."""
+    model = small_model(torch.float32)
+    tokens, lengths = ragged_batch()
+    graphs = []
+
+    def count_nodes(graph, _):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    got = torch.compile(model, backend=count_nodes)(tokens, lengths)
+    torch._dynamo.reset()
+    torch.testing.assert_close(got, model(tokens, lengths))
+    assert sum(graphs) < 60
+
+
 def test_loss_is_a_sum_over_texts():
     logits, labels = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
     total, count = text_cross_entropy(logits, labels)

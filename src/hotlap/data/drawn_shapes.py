@@ -1,8 +1,9 @@
 """Seeded pictures to segment: discs (class 1) and cornered shapes (class 2) over a textured, noisy ground (class 0).
 
-A disc is any ellipse; a cornered shape is a turned rectangle with one corner cut, from a sliver to a triangle. Both
-kinds take place, size, colour and contrast from the same distributions, so only the outline tells them apart. Later
-shapes cover earlier ones, and the mask follows the visible outline to the pixel.
+A disc is any ellipse, of one colour; a cornered shape is a turned rectangle, or one cut across to about a triangle, in
+stripes of two colours. Place, size and every single colour come from the same distributions for both kinds, so no pixel
+by itself tells them apart: the outline and the stripes do. Later shapes cover earlier ones, and the mask follows the
+visible outline to the pixel.
 
 Parameters are hashed from (seed, index) on the CPU; pixels are made where they are wanted by plain sums, products and
 comparisons, which round alike on every device.
@@ -26,9 +27,9 @@ GROUND, DISC, CORNERED = 0, 1, 2
 MIN_SIZE = 16
 MAX_SHAPES = 5
 MIN_SHAPES = 3
-_REACH = 0.22  # largest distance from a shape's centre to its outline, in picture sides
+_REACH = 0.25  # largest distance from a shape's centre to its outline, in picture sides
 _BANK_MARGIN = 64
-_GRAIN = 0.10
+_GRAIN = 0.08
 _WAVE = 0.12
 
 
@@ -40,8 +41,9 @@ class Scene:
     origin: Tensor  # [n, K, 2] int64: left and top pixel of the shape's window
     offset: Tensor  # [n, K, 2] from the shape's centre to that pixel's centre
     axes: Tensor  # [n, K, 2, 2] takes pixels from the centre to the frame in which the outline has radius 1
-    cut: Tensor  # [n, K] where the corner is cut in that frame: u + v <= cut
-    palette: Tensor  # [n, K + 1, 3] colours under the trough of the waves; first the ground's
+    cut: Tensor  # [n, K] how much of a rectangle is kept in that frame, u + v <= cut: all at 2, half at 0
+    stripes: Tensor  # [n, K] pairs of stripes per unit of that frame
+    palette: Tensor  # [n, 1 + 2 * K, 3] colours under the trough of the waves: the ground's, then two for each shape
     waves: Tensor  # [n, 2, 3] two plane waves: cycles per pixel in x and y, phase
     grain_at: Tensor  # [n, 2] int64: where in the noise bank the picture's grain is cut
     window: int
@@ -53,14 +55,16 @@ def draw_shapes(index: Tensor, *, size: int, seed: int, device: torch.device) ->
     if size < MIN_SIZE:
         raise ConfigError(f"size = {size} is too small to draw shapes in", expected=f"at least {MIN_SIZE}")
     scene = sample_scene(index, size=size, seed=seed)
-    shape_at = paint(scene, size=size, device=device)  # [n, size * size]
+    place = paint(scene, size=size, device=device)  # [n, size * size]
     n = len(index)
-    kinds = torch.cat([torch.zeros(n, 1, dtype=torch.int64), scene.kind], 1).to(device)
-    mask = kinds.gather(1, shape_at).view(n, size, size)
-    palette = scene.palette.transpose(1, 2).contiguous().to(device)  # [n, 3, K + 1]
-    image = palette.gather(2, shape_at[:, None].expand(n, 3, size * size)).view(n, 3, size, size)
+    kinds = torch.cat([torch.zeros(n, 1, dtype=torch.int64), scene.kind.repeat_interleave(2, 1)], 1).to(device)
+    mask = kinds.gather(1, place).view(n, size, size)
+    palette = scene.palette.transpose(1, 2).contiguous().to(device)  # [n, 3, places]
+    image = palette.gather(2, place[:, None].expand(n, 3, size * size)).view(n, 3, size, size)
     image += _texture(scene.waves.to(device), size)
-    image += _grain(scene.grain_at.to(device), size=size, seed=seed)
+    bank = _grain_bank(size, seed, device)
+    for picture, (top, left) in zip(image, scene.grain_at.tolist(), strict=True):
+        picture += bank[:, top : top + size, left : left + size]
     return image.clamp_(0.0, 1.0), mask
 
 
@@ -89,7 +93,10 @@ def sample_scene(index: Tensor, *, size: int, seed: int) -> Scene:
 
     ground = 0.3 + 0.4 * rest[:, None, 1:4]
     sign = torch.where(shape[..., 6:9] < 0.5, -1.0, 1.0)
-    colour = ground + sign * (0.12 + 0.18 * shape[..., 9:10])
+    contrast = 0.16 + 0.16 * shape[..., 9:10]
+    other_sign = sign * torch.tensor([1.0, -1.0, 1.0])  # the other stripe: the same distribution, another green
+    colours = ground[:, :, None] + torch.stack([sign * contrast, other_sign * contrast], 2)  # [n, K, 2, 3]
+    stripe_px = ((0.05 + 0.03 * shape[..., 11]) * size).clamp(min=4.0)  # both colours together
     turn = rest[:, 4:6] * math.pi
     cycles = 1.0 / (6.0 + 30.0 * rest[:, 6:8])
     phase = rest[:, 8:10] + size  # so many whole cycles that no pixel's phase is negative
@@ -99,8 +106,9 @@ def sample_scene(index: Tensor, *, size: int, seed: int) -> Scene:
         origin=origin,
         offset=(origin + 0.5 - centre).float(),
         axes=torch.stack([across, along], -2).float(),
-        cut=(0.3 + 1.7 * shape[..., 10]).float(),
-        palette=(torch.cat([ground, colour], 1) - _WAVE / 2).float(),
+        cut=torch.where(shape[..., 10] < 0.5, 2.0, 0.8 * shape[..., 10] - 0.4).float(),
+        stripes=(long * shrink / stripe_px).float(),
+        palette=(torch.cat([ground, colours.view(n, 2 * k, 3)], 1) - _WAVE / 2).float(),
         waves=waves.float(),
         grain_at=(rest[:, 10:12] * _BANK_MARGIN).long(),
         window=window,
@@ -108,14 +116,14 @@ def sample_scene(index: Tensor, *, size: int, seed: int) -> Scene:
 
 
 def paint(scene: Scene, *, size: int, device: torch.device) -> Tensor:  # [n, size * size] int64
-    """For each pixel the number of the shape seen there, from 1; 0 where the ground is seen."""
+    """For each pixel its place in the palette: 0 for the ground, then two for each shape."""
     n, k = scene.kind.shape
     w = scene.window
-    inside = torch.zeros(n * k, w * w, dtype=torch.bool, device=device)
+    stamps = torch.zeros(n * k, w * w, dtype=torch.uint8, device=device)
     for kind in (DISC, CORNERED):
         which = (scene.kind.view(-1) == kind).nonzero()[:, 0]  # on the CPU, so no device waits for it
-        inside[which.to(device)] = _inside(scene, kind, which, device)
-    inside = inside.view(n, k, w * w)
+        stamps[which.to(device)] = _stamps(scene, kind, which, device)
+    stamps = stamps.view(n, k, w * w)
 
     side = size + 2 * w  # a margin on each side lets windows hang over the edge
     steps = torch.arange(w, device=device)
@@ -125,25 +133,28 @@ def paint(scene: Scene, *, size: int, device: torch.device) -> Tensor:  # [n, si
     for number in range(k):
         here = corner[:, number, None] + window
         seen = canvas.gather(1, here)
-        canvas.scatter_(1, here, seen.masked_fill_(inside[:, number], number + 1))
+        canvas.scatter_(1, here, torch.maximum(seen, stamps[:, number]))  # a later shape has the higher number
     return canvas.view(n, side, side)[:, w : w + size, w : w + size].reshape(n, size * size).long()
 
 
-def _inside(scene: Scene, kind: int, which: Tensor, device: torch.device) -> Tensor:  # which [m] -> [m, w * w] bool
+def _stamps(scene: Scene, kind: int, which: Tensor, device: torch.device) -> Tensor:  # which [m] -> [m, w * w] uint8
+    """The palette places of single shapes, each in its window; 0 outside the shape."""
     offset = scene.offset.view(-1, 2)[which].to(device)
     axes = scene.axes.view(-1, 2, 2)[which].to(device)
-    w = scene.window
-    steps = torch.arange(w, dtype=torch.float32, device=device)
+    first = (1 + 2 * (which % scene.kind.shape[1])).to(torch.uint8).to(device)[:, None, None]
+    steps = torch.arange(scene.window, dtype=torch.float32, device=device)
     x, y = offset[:, :1] + steps, offset[:, 1:] + steps  # [m, w]
     u = (axes[:, 0, :1] * x)[:, None, :] + (axes[:, 0, 1:] * y)[:, :, None]  # [m, w, w]
     v = (axes[:, 1, :1] * x)[:, None, :] + (axes[:, 1, 1:] * y)[:, :, None]
     if kind == DISC:
+        place = first
         level = u.square_().add_(v.square_())
     else:
-        # u + v <= cut, written so that it shares the outline u, v <= 1 of the uncut shape
-        past_cut = (u + v).add_(1.0 - scene.cut.view(-1)[which].to(device)[:, None, None])
+        cut, stripes = (t.view(-1)[which].to(device)[:, None, None] for t in (scene.cut, scene.stripes))
+        place = first + ((u * stripes).add_(64.0).frac_() < 0.5)  # 64 whole stripes more, so that none is negative
+        past_cut = (u + v).add_(1.0 - cut)  # past 1 where u + v is past the cut
         level = torch.maximum(torch.maximum(u.abs_(), v.abs_()), past_cut)
-    return (level <= 1.0).view(len(which), w * w)
+    return ((level <= 1.0) * place).flatten(1)
 
 
 def _texture(waves: Tensor, size: int) -> Tensor:  # waves [n, 2, 3] -> [n, 1, size, size]
@@ -155,12 +166,6 @@ def _texture(waves: Tensor, size: int) -> Tensor:  # waves [n, 2, 3] -> [n, 1, s
         cycle = (x[:, None] * steps + phase[:, None])[:, None, :] + (y[:, None] * steps)[:, :, None]
         parts.append(cycle.frac_().sub_(0.5).abs_())
     return parts[0].add_(parts[1]).mul_(_WAVE)[:, None]
-
-
-def _grain(grain_at: Tensor, *, size: int, seed: int) -> Tensor:  # grain_at [n, 2] -> [n, 3, size, size]
-    bank = _grain_bank(size, seed, grain_at.device)
-    crops = bank.unfold(1, size, 1).unfold(2, size, 1)  # a view: [3, margin + 1, margin + 1, size, size]
-    return crops.permute(1, 2, 0, 3, 4)[grain_at[:, 0], grain_at[:, 1]]
 
 
 @lru_cache(maxsize=4)
