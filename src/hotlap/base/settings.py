@@ -73,7 +73,10 @@ def _fill(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
             sources[key] = layer.source
     missing = [n for n, f in fields.items() if n not in values and _required(f)]
     if missing:
-        raise ConfigError(f"setting {missing[0]!r} is missing", remedy=f"Give it with --{missing[0].replace('_', '-')}")
+        raise ConfigError(
+            f"setting {missing[0]!r} is missing",
+            remedy=f"Give it on the command line, in a file (--config) or as {ENV_PREFIX}{missing[0].upper()}",
+        )
     for name in fields:
         if not any(key == name or key.startswith(name + ".") for key in sources):
             sources[name] = "default"
