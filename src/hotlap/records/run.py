@@ -131,6 +131,8 @@ def load_record(path: Path | str) -> RunRecord:
             f"no record at {str(path)!r}: {error.strerror or error}",
             remedy="'hotlap list runs' shows the runs that are here",
         ) from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"record {str(file)!r} is not whole JSON ({error})") from error
     try:
         data = json.loads(text)
     except ValueError as error:
