@@ -179,7 +179,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 def resolve_run(text: str, root: Path) -> Path:
     """The record a user means: a path, ``latest``, ``<name>`` (its newest) or ``<name>/<timestamp>``."""
-    if Path(text).exists():
+    if Path(text).is_file() or (Path(text) / RECORD_NAME).is_file():
         return Path(text)
     runs = list(find_runs(root))
     if text == "latest" and runs:
