@@ -17,8 +17,8 @@ PROCESSES, BLOCKS = 8, 10
 
 @pytest.fixture(autouse=True)
 def _fewer_resamples(monkeypatch):
-    """A quarter of the resamples: the simulations judge the rule, which does not depend on them."""
-    monkeypatch.setattr(stats, "RESAMPLES", 1000)
+    """A tenth of the resamples: the simulations judge the rule, which does not depend on them."""
+    monkeypatch.setattr(stats, "RESAMPLES", 400)
 
 
 def draw(rng, kind, processes=PROCESSES):
