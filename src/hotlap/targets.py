@@ -141,7 +141,13 @@ def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: S
 def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], inputs: Sequence[str]) -> Workload:
     from torch import nn
 
-    made = factory if is_workload(factory) or isinstance(factory, nn.Module) else _call(target, factory, options)
+    built = is_workload(factory) or isinstance(factory, nn.Module)
+    if built and options:
+        raise TargetError(
+            f"{target!r} is already built, so its option {next(iter(options))!r} would do nothing",
+            remedy="Name the function or class that builds it",
+        )
+    made = factory if built else _call(target, factory, options)
     if is_workload(made):
         if inputs:
             raise TargetError(f"--input given, but {target!r} is a workload that makes its own batches")
@@ -152,7 +158,7 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
                 f"{target!r} gives a plain {type(made).__name__}, whose input is not known",
                 remedy="Say it with --input, as in --input 3x224x224",
             )
-        rebuild = (lambda: _call(target, factory, options)) if made is not factory else (lambda: _copy_fresh(made))
+        rebuild = (lambda: _call(target, factory, options)) if not built else (lambda: _copy_fresh(made))
         return ModuleWorkload(name, rebuild, [InputSpec.parse(text) for text in inputs])
     raise TargetError(
         f"{target!r} gave a {type(made).__name__}",
