@@ -180,7 +180,7 @@ def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
         return factory(**options)
     except HotlapError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = _last_line(error)
         raise TargetError(
             f"the factory of target {target!r} raised {type(error).__name__}: {error}{where}",
@@ -235,7 +235,7 @@ def _import_file(path: Path, target: str) -> Any:
         sys.path.insert(0, str(resolved.parent))  # so that the file's own neighbours import as they do for the user
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may well leave
         del sys.modules[name]
         raise TargetError(
             f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error}{_last_line(error)}",
@@ -255,7 +255,7 @@ def _import_module(name: str, target: str) -> Any:
             f"target {target!r}: no module named {missing!r}",
             remedy=f"Install it (pip install {missing.partition('.')[0]}), or give a file as path/to/file.py:factory",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(
             f"target {target!r}: importing {name!r} raised {type(error).__name__}: {error}{_last_line(error)}",
             remedy=f"Try 'python -c \"import {name}\"' until it works",
