@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -108,7 +109,13 @@ def first_tensor(out: Any) -> Tensor:
 
     if isinstance(out, torch.Tensor):
         return out
-    values = list(out.values()) if isinstance(out, Mapping) else list(out) if isinstance(out, (tuple, list)) else []
+    values: list[Any] = []
+    if isinstance(out, Mapping):
+        values = list(out.values())
+    elif isinstance(out, (tuple, list)):
+        values = list(out)
+    elif dataclasses.is_dataclass(out) and not isinstance(out, type):
+        values = [getattr(out, field.name) for field in dataclasses.fields(out)]
     for value in values:
         try:
             return first_tensor(value)
