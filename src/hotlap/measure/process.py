@@ -37,7 +37,13 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             text=True,
             env=_environment(),
         )
-        alarm = threading.Timer(timeout_s, worker.kill)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()  # first, so that the death it causes is never taken for another
+            worker.kill()
+
+        alarm = threading.Timer(timeout_s, stop)
         alarm.start()
         try:
             answer = _converse(worker, job, listen)
@@ -47,12 +53,11 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             worker.wait()
             raise
         finally:
-            late = not alarm.is_alive()
             alarm.cancel()
         stderr.seek(0)
         tail = stderr.read()[-2000:].strip()
     if answer is None:
-        raise _death(job, code, tail, timeout_s if late else None)
+        raise _death(job, code, tail, timeout_s if late.is_set() else None)
     if "error" in answer:
         raise revive_error(answer["error"])
     return answer["result"]
