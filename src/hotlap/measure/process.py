@@ -90,11 +90,12 @@ def _read_answer(stream: IO[str], listen: Listen) -> dict[str, Any] | None:
             message = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(message, dict):
+            continue
         if "progress" in message:
             listen(message["progress"], message["done"], message["total"])
         else:
-            answer: dict[str, Any] = message
-            return answer
+            return message
     return None
 
 
