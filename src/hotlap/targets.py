@@ -242,6 +242,8 @@ def _import_file(path: Path, target: str) -> Any:
         sys.path.insert(0, str(resolved.parent))  # so that the file's own neighbours import as they do for the user
     try:
         spec.loader.exec_module(module)
+    except HotlapError:
+        raise
     except (Exception, SystemExit) as error:  # a script without a main guard may well leave
         del sys.modules[name]
         raise TargetError(

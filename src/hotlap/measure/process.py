@@ -15,9 +15,11 @@ from typing import IO, Any
 
 import hotlap
 from hotlap.base import errors
-from hotlap.base.errors import HotlapError, OutOfMemory, WorkerDied
+from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
 
 WORKER = "hotlap.measure.worker"
+MARK = "HOTLAP_IS_MEASURING"
+"""Set in a worker's environment, so that a script which measures itself cannot start workers without end."""
 Listen = Callable[[str, float, float], None]
 """Hears what is being done, how much of it is done, and out of how much."""
 
@@ -28,6 +30,11 @@ def quiet(text: str, done: float, total: float) -> None:
 
 def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) -> Any:
     """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied."""
+    if MARK in os.environ:
+        raise UsageError(
+            "hotlap was called while hotlap was loading it as a target",
+            remedy='In a script that measures itself, put the call under if __name__ == "__main__":',
+        )
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
         worker = subprocess.Popen(
             [sys.executable, "-m", WORKER],
@@ -67,7 +74,7 @@ def _environment() -> dict[str, str]:
     """The user's environment, with this very hotlap importable even where it is not installed."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MARK: "1"}
 
 
 def _converse(worker: subprocess.Popen[str], job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:
