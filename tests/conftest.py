@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +19,18 @@ def device(request: pytest.FixtureRequest):
     return torch.device(request.param)
 
 
+def source_path() -> str:
+    """PYTHONPATH for processes that tests start in other folders: the very hotlap under test first."""
+    import hotlap
+
+    here = str(Path(hotlap.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path, monkeypatch):
     """No test reads or writes the user's cache, or hears settings from the developer's shell."""
-    import os
-
+    monkeypatch.setenv("PYTHONPATH", source_path())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in list(os.environ):

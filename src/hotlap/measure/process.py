@@ -33,7 +33,7 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
     if MARK in os.environ:
         raise UsageError(
             "hotlap was called while hotlap was loading it as a target",
-            remedy='In a script that measures itself, put the call under if __name__ == "__main__":',
+            remedy='Put the call under if __name__ == "__main__": in a script that measures itself',
         )
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
         worker = subprocess.Popen(
