@@ -9,8 +9,8 @@ READY  := $(VENV)/.ready
 # A small U-Net: plain CPU settings against the tuned ones (threads, layout, bf16, torch.compile), or the GPU if there is one.
 demo: $(READY)
 	$(BIN)/hotlap doctor --only host,cpu-math,cpu-threads,cuda-start
-	$(BIN)/hotlap bench unet --mode infer --batch 8 --set workload.width=32 --name demo \
-		--processes 5 --seconds 0.5 --max-seconds 3 --warmup-seconds 3 || test $$? -eq 3
+	$(BIN)/hotlap bench unet --mode infer --batch 8 --set workload.width=16 --name demo \
+		--processes 7 --seconds 0.5 --max-seconds 3 --warmup-seconds 2 || test $$? -eq 3
 	@echo "The page to look at:" && $(BIN)/hotlap report demo
 
 test: $(READY)

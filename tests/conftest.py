@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 
@@ -15,11 +19,18 @@ def device(request: pytest.FixtureRequest):
     return torch.device(request.param)
 
 
+def source_path() -> str:
+    """PYTHONPATH for processes that tests start in other folders: the very hotlap under test first."""
+    import hotlap
+
+    here = str(Path(hotlap.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path, monkeypatch):
     """No test reads or writes the user's cache, or hears settings from the developer's shell."""
-    import os
-
+    monkeypatch.setenv("PYTHONPATH", source_path())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in list(os.environ):
@@ -39,3 +50,66 @@ def plain_float32():
     yield
     for backend, precision in zip(backends, before, strict=True):
         backend.fp32_precision = precision
+
+
+class FakeNvml:
+    """A driver with cards of our making; ``calls`` remembers what was set."""
+
+    def __init__(self, num_cards: int = 2, **answers):
+        self.num_cards, self.answers, self.calls, self.open = num_cards, answers, [], False
+
+    def __getattr__(self, name):
+        """Any further NVML call answers what the test said, or is missing as in an old driver."""
+        answers = self.__dict__["answers"]
+        if name not in answers:
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.calls.append((name, *arguments))
+            answer = answers[name]
+            answer = answer(*arguments) if callable(answer) else answer
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    def nvmlInit(self):
+        self.open = True
+
+    def nvmlShutdown(self):
+        self.open = False
+
+    def nvmlSystemGetDriverVersion(self):
+        return b"555.42"
+
+    def nvmlDeviceGetCount(self):
+        return self.num_cards
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return f"card {index}"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle[-1] * 4}".encode()
+
+    def nvmlDeviceGetName(self, handle):
+        return "Fake H1"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=80 * 2**30, used=3 * 2**30)
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return SimpleNamespace(busId=b"0000:0" + handle[-1].encode())
+
+
+@pytest.fixture
+def fake_nvml(monkeypatch):
+    """Makes a fake driver that every session with NVML then talks to."""
+    import sys
+
+    def make(num_cards: int = 2, **answers) -> FakeNvml:
+        library = FakeNvml(num_cards, **answers)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        return library
+
+    return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -105,7 +106,13 @@ def first_tensor(out: Any) -> Tensor:
 
     if isinstance(out, torch.Tensor):
         return out
-    values = list(out.values()) if isinstance(out, Mapping) else list(out) if isinstance(out, (tuple, list)) else []
+    values: list[Any] = []
+    if isinstance(out, Mapping):
+        values = list(out.values())
+    elif isinstance(out, (tuple, list)):
+        values = list(out)
+    elif dataclasses.is_dataclass(out) and not isinstance(out, type):
+        values = [getattr(out, field.name) for field in dataclasses.fields(out)]
     for value in values:
         try:
             return first_tensor(value)
@@ -138,7 +145,13 @@ def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: S
 def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], inputs: Sequence[str]) -> Workload:
     from torch import nn
 
-    made = factory if is_workload(factory) or isinstance(factory, nn.Module) else _call(target, factory, options)
+    built = is_workload(factory) or isinstance(factory, nn.Module)
+    if built and options:
+        raise TargetError(
+            f"{target!r} is already built, so its option {next(iter(options))!r} would do nothing",
+            remedy="Name the function or class that builds it",
+        )
+    made = factory if built else _call(target, factory, options)
     if is_workload(made):
         if inputs:
             raise TargetError(f"--input given, but {target!r} is a workload that makes its own batches")
@@ -149,7 +162,7 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
                 f"{target!r} gives a plain {type(made).__name__}, whose input is not known",
                 remedy="Say it with --input, as in --input 3x224x224",
             )
-        rebuild = (lambda: _call(target, factory, options)) if made is not factory else (lambda: _copy_fresh(made))
+        rebuild = (lambda: _call(target, factory, options)) if not built else (lambda: _copy_fresh(made))
         return ModuleWorkload(name, rebuild, [InputSpec.parse(text) for text in inputs])
     raise TargetError(
         f"{target!r} gave a {type(made).__name__}",
@@ -171,7 +184,7 @@ def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
         return factory(**options)
     except HotlapError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = _last_line(error)
         raise TargetError(
             f"the factory of target {target!r} raised {type(error).__name__}: {error}{where}",
@@ -226,7 +239,9 @@ def _import_file(path: Path, target: str) -> Any:
         sys.path.insert(0, str(resolved.parent))  # so that the file's own neighbours import as they do for the user
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except HotlapError:
+        raise
+    except (Exception, SystemExit) as error:  # a script without a main guard may well leave
         del sys.modules[name]
         raise TargetError(
             f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error}{_last_line(error)}",
@@ -246,7 +261,7 @@ def _import_module(name: str, target: str) -> Any:
             f"target {target!r}: no module named {missing!r}",
             remedy=f"Install it (pip install {missing.partition('.')[0]}), or give a file as path/to/file.py:factory",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetError(
             f"target {target!r}: importing {name!r} raised {type(error).__name__}: {error}{_last_line(error)}",
             remedy=f"Try 'python -c \"import {name}\"' until it works",

@@ -26,12 +26,8 @@ class HotlapError(Exception):
 
     def paragraph(self) -> str:
         """One paragraph: what is wrong, what was expected, what to do."""
-        parts = [self.what.rstrip(".") + "."]
-        if self.expected:
-            parts.append(f"Expected {self.expected.rstrip('.')}.")
-        if self.remedy:
-            parts.append(self.remedy.rstrip(".") + ".")
-        return " ".join(parts)
+        parts = [self.what, f"Expected {self.expected}" if self.expected else "", self.remedy]
+        return " ".join(part if part.endswith("?") else part.rstrip(".") + "." for part in parts if part)
 
 
 class UsageError(HotlapError):
@@ -93,7 +89,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
-        return f"Did you mean {' or '.join(repr(c) for c in close)}?".rstrip(".")
+        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
     if not names:
         return "None are known here"
     return f"Known: {', '.join(names)}"

@@ -49,7 +49,7 @@ class Registry:
             dist = point.dist.name if point.dist else "unknown distribution"
             if point.name in self._entries:
                 if self._entries[point.name].path != point.value:
-                    self.broken[point.name] = f"{dist} registers the name {point.name!r}, which is taken"
+                    self.broken[f"{point.name} of {dist}"] = f"{dist} registers the name {point.name!r}, which is taken"
                 continue
             self._entries[point.name] = Entry(point.name, point.value, f"plug-in from {dist}", dist)
 

@@ -67,13 +67,16 @@ def _fill(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
             if rest:
                 if not _is_dict(kinds[name]):
                     raise ConfigError(f"setting {key!r} in {layer.source} has a dot, but {name!r} has no parts")
-                values[name] = {**values.get(name, {}), rest: parse_scalar(raw)}
+                values[name] = {**values.get(name, {}), rest: raw}
             else:
                 values[name] = coerce(raw, kinds[name], name, layer.source)
             sources[key] = layer.source
     missing = [n for n, f in fields.items() if n not in values and _required(f)]
     if missing:
-        raise ConfigError(f"setting {missing[0]!r} is missing", remedy=f"Give it with --{missing[0].replace('_', '-')}")
+        raise ConfigError(
+            f"setting {missing[0]!r} is missing",
+            remedy=f"Give it on the command line, in a file (--config) or as {ENV_PREFIX}{missing[0].upper()}",
+        )
     for name in fields:
         if not any(key == name or key.startswith(name + ".") for key in sources):
             sources[name] = "default"
@@ -178,7 +181,7 @@ def env_layer(cls: type, environ: Mapping[str, str] = os.environ) -> Layer:
             continue
         name, _, rest = variable[len(ENV_PREFIX) :].lower().partition("__")
         if name in names:
-            values[f"{name}.{rest}" if rest else name] = text
+            values[f"{name}.{rest}" if rest else name] = parse_scalar(text) if rest else text
     return Layer("the environment (HOTLAP_*)", values)
 
 
@@ -209,26 +212,31 @@ def set_layer(assignments: Sequence[str]) -> Layer:
             raise ConfigError(
                 f"--set {assignment!r} is not an assignment", expected="name=value, as in --set workload.size=64"
             )
-        values[key.strip()] = text.strip()
+        # An option of a workload has no type of its own, so its text says what it is, as it would in a file.
+        values[key.strip()] = parse_scalar(text.strip()) if "." in key else text.strip()
     return Layer("the command line (--set)", values)
 
 
-def parse_scalar(raw: Any) -> Any:
-    """Text as the YAML value it spells, anything else as it is."""
-    if not isinstance(raw, str):
-        return raw
+def parse_scalar(text: str) -> Any:
+    """Text as the YAML value it spells."""
     try:
-        return load_yaml(raw)
+        return load_yaml(text)
     except ValueError:
-        return raw
+        return text
 
 
 def load_yaml(text: str) -> Any:
-    """YAML in which ``3e-5`` is a number, as people mean it, not the text that YAML 1.1 makes of it."""
+    """YAML in which ``3e-5`` is a number, as people mean it, not the text that YAML 1.1 makes of it.
+
+    Dates stay text, because a job and a record are JSON, which has none.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
     number = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))

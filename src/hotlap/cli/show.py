@@ -18,9 +18,8 @@ from hotlap.base.format import (
     format_number,
     format_percent,
     format_ratio,
-    format_s,
 )
-from hotlap.records.measurement import Arm, Comparison
+from hotlap.records.measurement import Arm, Comparison, Gate
 from hotlap.records.run import RunRecord
 
 COLOURS = {
@@ -121,35 +120,33 @@ def _show_head(record: RunRecord, console: Console) -> None:
 
 def _arm_table(record: RunRecord) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "arm",
-        "time a step",
-        "device",
-        "samples/s",
-        "speed-up",
-        "verdict",
-        "worst error",
-        "peak memory",
-        "first step",
-    ):
-        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right", overflow="fold")
+    on_gpu = any(arm.summary("device") for arm in record.arms)
+    for name in COLUMNS:
+        if on_gpu or name != "device":
+            side: Any = "left" if name in ("arm", "verdict") else "right"
+            table.add_column(name, justify=side, overflow="fold", no_wrap=name in ("time a step", "speed-up"))
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"}
-    errors = {gate.arm: gate for gate in record.gates}
+    gates = {gate.arm: gate for gate in record.gates}
     for arm in record.arms:
-        wall, device = arm.summary("wall"), arm.summary("device")
-        gate = errors.get(arm.name)
-        table.add_row(
-            arm.name,
-            format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
-            format_ms(device.median) if device else "-",
-            format_number(arm.samples_per_s) if arm.samples_per_s else "-",
-            _speed_cell(arm, heads.get(arm.name), gate is not None and not gate.passed),
-            _verdict_cell(arm, heads.get(arm.name), gate is not None and not gate.passed),
-            format_error(max(c.error for c in gate.checks)) if gate else "-",
-            _memory_cell(arm),
-            format_s(arm.first_step_s) if arm.first_step_s is not None else "-",
-        )
+        table.add_row(*_arm_cells(arm, heads.get(arm.name), gates.get(arm.name), on_gpu))
     return table
+
+
+def _arm_cells(arm: Arm, head: Comparison | None, gate: Gate | None, on_gpu: bool) -> list[Any]:
+    wall, device = arm.summary("wall"), arm.summary("device")
+    wrong = gate is not None and not gate.passed
+    cells: list[Any] = [
+        arm.name,
+        format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
+        format_number(arm.samples_per_s) if arm.samples_per_s else "-",
+        _speed_cell(arm, head, wrong),
+        _verdict_cell(arm, head, wrong),
+        format_error(max(c.error for c in gate.checks)) if gate else "-",
+        _memory_cell(arm),
+    ]
+    if on_gpu:
+        cells.insert(2, format_ms(device.median) if device else "-")
+    return cells
 
 
 def _speed_cell(arm: Arm, head: Comparison | None, wrong: bool) -> str:

@@ -25,6 +25,7 @@ def locked_clocks(mhz: int | None, library: Any = None) -> Iterator[None]:
         locked = []
         try:
             for handle in handles:
+                locked.append(handle)  # before the call: an interruption may come after the driver has obeyed
                 try:
                     nvml.library.nvmlDeviceSetGpuLockedClocks(handle, mhz, mhz)
                 except Exception as error:
@@ -32,7 +33,6 @@ def locked_clocks(mhz: int | None, library: Any = None) -> Iterator[None]:
                         f"lock_clocks_mhz = {mhz} was refused by the driver: {error}",
                         remedy="It needs administrator rights and a clock of 'nvidia-smi -q -d SUPPORTED_CLOCKS'",
                     ) from error
-                locked.append(handle)
             yield
         finally:
             for handle in locked:

@@ -79,26 +79,23 @@ def _physical_cores(root: Path, affinity: Sequence[int]) -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs the cgroup grants (v2 ``cpu.max``, then v1 ``cpu.cfs_quota_us``)."""
+    """CPUs the cgroups grant (``cpu.max`` in v2, ``cpu.cfs_quota_us`` in v1); the tightest of a hierarchy counts."""
+    found = []
     for folder in cgroup_folders(root, "cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if not quota:
+            quota = _read(folder / "cpu.cfs_quota_us").strip()
+            period = _read(folder / "cpu.cfs_period_us").strip()
         if quota.isdigit() and period.isdigit():
-            return int(quota) / int(period)
-        v1 = _read(folder / "cpu.cfs_quota_us").strip()
-        period = _read(folder / "cpu.cfs_period_us").strip()
-        if v1.isdigit() and period.isdigit():
-            return int(v1) / int(period)
-    return None
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes the cgroup grants (v2 ``memory.max``, then v1 ``memory.limit_in_bytes``)."""
-    for folder in cgroup_folders(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name).strip()
-            if text.isdigit() and int(text) < 1 << 60:
-                return int(text)
-    return None
+    """Bytes the cgroups grant (``memory.max`` in v2, ``memory.limit_in_bytes`` in v1); the tightest counts."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    texts = [_read(folder / name).strip() for folder in cgroup_folders(root, "memory") for name in names]
+    return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)
 
 
 def cgroup_folders(root: Path, controller: str) -> list[Path]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def get_device(prefer: str = "auto") -> torch.device:
-    """The device asked for, tried with a real operation; ``auto`` takes a working GPU and otherwise the CPU."""
+    """The device asked for, if it is there; ``auto`` takes a GPU that torch can use and otherwise the CPU."""
     import torch
 
     if prefer == "auto":

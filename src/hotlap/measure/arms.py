@@ -73,7 +73,13 @@ def parse_arm(text: str) -> ArmSpec:
     values: dict[str, Any] = {"device": device, "index": int(index or 0)}
     for option in (options or "").split("+"):
         if option:
-            values.update(_parse_option(option.strip(), text))
+            found = _parse_option(option.strip(), text)
+            clash = [key for key in found if key in values and values[key] != found[key]]
+            if clash:
+                raise UsageError(
+                    f"arm {text!r}: {clash[0]} cannot be both {values[clash[0]]!r} and {found[clash[0]]!r}"
+                )
+            values.update(found)
     spec = ArmSpec(**values)
     _check(spec, text)
     return spec
@@ -101,6 +107,8 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
 
 def _check(spec: ArmSpec, text: str) -> None:
     """Refuses combinations that would silently do nothing."""
+    if spec.device == "cpu" and spec.index:
+        raise UsageError(f"arm {text!r}: cpu has no index", expected=f"cpu:threads={spec.index} for that many threads")
     only_cuda = [w for w, on in (("tf32", spec.precision == "tf32"), ("fp16", spec.precision == "fp16")) if on]
     only_cuda += ["cudnn_benchmark"] if spec.cudnn_benchmark else []
     if spec.device == "cpu" and only_cuda:

@@ -15,9 +15,11 @@ from typing import IO, Any
 
 import hotlap
 from hotlap.base import errors
-from hotlap.base.errors import HotlapError, OutOfMemory, WorkerDied
+from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
 
 WORKER = "hotlap.measure.worker"
+MARK = "HOTLAP_IS_MEASURING"
+"""Set in a worker's environment, so that a script which measures itself cannot start workers without end."""
 Listen = Callable[[str, float, float], None]
 """Hears what is being done, how much of it is done, and out of how much."""
 
@@ -28,6 +30,11 @@ def quiet(text: str, done: float, total: float) -> None:
 
 def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) -> Any:
     """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied."""
+    if MARK in os.environ:
+        raise UsageError(
+            "hotlap was called while hotlap was loading it as a target",
+            remedy='Put the call under if __name__ == "__main__": in a script that measures itself',
+        )
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
         worker = subprocess.Popen(
             [sys.executable, "-m", WORKER],
@@ -37,7 +44,13 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             text=True,
             env=_environment(),
         )
-        alarm = threading.Timer(timeout_s, worker.kill)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()  # first, so that the death it causes is never taken for another
+            worker.kill()
+
+        alarm = threading.Timer(timeout_s, stop)
         alarm.start()
         try:
             answer = _converse(worker, job, listen)
@@ -47,12 +60,11 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             worker.wait()
             raise
         finally:
-            late = not alarm.is_alive()
             alarm.cancel()
         stderr.seek(0)
         tail = stderr.read()[-2000:].strip()
     if answer is None:
-        raise _death(job, code, tail, timeout_s if late else None)
+        raise _death(job, code, tail, timeout_s if late.is_set() else None)
     if "error" in answer:
         raise revive_error(answer["error"])
     return answer["result"]
@@ -62,7 +74,7 @@ def _environment() -> dict[str, str]:
     """The user's environment, with this very hotlap importable even where it is not installed."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MARK: "1"}
 
 
 def _converse(worker: subprocess.Popen[str], job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:
@@ -85,11 +97,12 @@ def _read_answer(stream: IO[str], listen: Listen) -> dict[str, Any] | None:
             message = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(message, dict):
+            continue
         if "progress" in message:
             listen(message["progress"], message["done"], message["total"])
         else:
-            answer: dict[str, Any] = message
-            return answer
+            return message
     return None
 
 

@@ -39,9 +39,8 @@ class Session:
         self.optimizer = workload.optimizer(self.plain_model, fused=spec.fused or None) if mode == "train" else None
         scaled = mode == "train" and spec.precision == "fp16"
         self.scaler = torch.amp.GradScaler(spec.device, enabled=True) if scaled else None
-        self.host_batches = [
-            workload.make_batch(batch, torch.device("cpu"), generator(seed + i)) for i in range(NUM_BATCHES)
-        ]
+        draw = workload.worst_case_batch if worst_case else workload.make_batch
+        self.host_batches = [draw(batch, torch.device("cpu"), generator(seed + i)) for i in range(NUM_BATCHES)]
         self.batches = [self.place(b) for b in self.host_batches]
         if self.device.type == "cuda":
             self.host_batches = [map_tensors(b, lambda t: t.pin_memory()) for b in self.host_batches]

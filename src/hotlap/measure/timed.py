@@ -114,7 +114,7 @@ class ArmTimer:
         bearable = max(MIN_ITERATIONS, int(protocol.max_seconds / max(self.step_s, 1e-6)))
         total = min(wanted, bearable)
         if total < protocol.repeats:
-            self.flags.add(f"long steps: {total} iterations a process instead of {protocol.repeats}")
+            self.flags.add(f"long steps: fewer than {protocol.repeats} iterations a process")
         blocks = min(NUM_BLOCKS, total)
         return blocks, math.ceil(total / blocks)
 

@@ -131,6 +131,8 @@ def load_record(path: Path | str) -> RunRecord:
             f"no record at {str(path)!r}: {error.strerror or error}",
             remedy="'hotlap list runs' shows the runs that are here",
         ) from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"record {str(file)!r} is not whole JSON ({error})") from error
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -177,7 +179,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 def resolve_run(text: str, root: Path) -> Path:
     """The record a user means: a path, ``latest``, ``<name>`` (its newest) or ``<name>/<timestamp>``."""
-    if Path(text).exists():
+    if Path(text).is_file() or (Path(text) / RECORD_NAME).is_file():
         return Path(text)
     runs = list(find_runs(root))
     if text == "latest" and runs:

@@ -1,0 +1,110 @@
+"""The clocks, the warm-up rule, memory and chance."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from hotlap.device.memory import Memory, PeakMemory, is_out_of_memory, peak_rss_bytes
+from hotlap.device.precision import fp32_precision, set_fp32_precision
+from hotlap.device.seed import generator, seed_everything
+from hotlap.device.timing import is_steady, time_block
+
+
+def busy_wait(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_block_agrees_with_a_step_of_known_length():
+    block = time_block(lambda: busy_wait(0.005), 10, torch.device("cpu"))
+    assert len(block.intervals_ms) == 10
+    assert min(block.intervals_ms) == pytest.approx(5.0, rel=0.02)
+    assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / 10)
+
+
+def test_a_block_calls_its_step_exactly_as_often_as_asked(device):
+    calls = []
+    block = time_block(lambda: calls.append(torch.ones(8, device=device).sum()), 7, device)
+    assert len(calls) == len(block.intervals_ms) == 7
+    assert block.wall_ms > 0
+
+
+def test_the_clock_itself_costs_next_to_nothing():
+    best = min(time_block(lambda: None, 1000, torch.device("cpu")).wall_ms for _ in range(5))
+    assert best < 0.005, "5 µs of clock would be 0.1% of a step of 5 ms"
+
+
+@pytest.mark.parametrize(
+    ("medians", "steady"),
+    [
+        ([], False),
+        ([1.0, 1.0], False),
+        ([1.0, 1.0, 1.0], True),
+        ([9.0, 1.0, 1.04, 1.02], True),
+        ([1.0, 1.0, 1.06], False),
+        ([1.0, 1.0, 1.0, 5.0], False),
+        ([1.2, 1.1, 1.0], False),
+    ],
+)
+def test_steady_means_three_blocks_in_a_row_within_five_per_cent(medians, steady):
+    assert is_steady(medians) is steady
+
+
+def test_one_seed_decides_everything():
+    def draw():
+        seed_everything(7)
+        return random.random(), np.random.rand(), torch.rand(3).tolist()
+
+    assert draw() == draw()
+
+
+def test_a_generator_does_not_depend_on_what_was_drawn_before():
+    first = torch.rand(3, generator=generator(1))
+    torch.rand(100)
+    assert torch.equal(first, torch.rand(3, generator=generator(1)))
+    assert not torch.equal(first, torch.rand(3, generator=generator(2)))
+
+
+def test_the_precision_of_float32_is_set_both_ways():
+    set_fp32_precision("tf32")
+    assert fp32_precision() == {"matmul": "tf32", "conv": "tf32", "rnn": "tf32"}
+    set_fp32_precision("ieee")
+    assert fp32_precision() == {"matmul": "ieee", "conv": "ieee", "rnn": "ieee"}
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(error, verdict):
+    assert is_out_of_memory(error) is verdict
+
+
+def test_the_real_error_of_a_host_allocation_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+def test_host_memory_is_the_growth_since_the_start():
+    peak = PeakMemory(torch.device("cpu"))
+    headroom = peak_rss_bytes() - psutil.Process().memory_info().rss  # given back since this process's peak
+    kept = torch.ones(headroom + 64 * 2**20, dtype=torch.uint8)
+    grown = peak.read()
+    assert grown == Memory(host_rss_bytes=pytest.approx(64 * 2**20, rel=0.1))
+    assert kept[-1] == 1

@@ -1,0 +1,204 @@
+"""The numeric gate: green for what is right, red for every planted fault."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.gate import GateKeeper, relative_error, trajectory_error, worst_error
+from hotlap.targets import InputSpec, ModuleWorkload
+from hotlap.workload import Agreement
+
+
+def in_autocast():
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+class Faulty(nn.Module):
+    """A layer in front of a model that does something wrong in its own way."""
+
+    def __init__(self, inner, fault):
+        super().__init__()
+        self.inner, self.fault = inner, fault
+
+    def forward(self, x):
+        return self.fault(self.inner, x)
+
+
+class ScaledBackward(torch.autograd.Function):
+    """Right forwards; backwards half as much again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1.5
+
+
+def mlp(dropout=0.0):
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 5))
+
+
+def conv_net():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.Flatten(),
+        nn.Linear(4 * 8 * 8, 5),
+    )  # fmt: skip
+
+
+def keeper(build, shape=(16,), mode="train", batch=4, kind=ModuleWorkload):
+    return GateKeeper(kind("w", build, [InputSpec(shape)]), mode=mode, batch=batch, steps=3, seed=0)
+
+
+def red(gate):
+    return [check.name for check in gate.checks if not check.passed]
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("build", "shape"), [(mlp, (16,)), (conv_net, (3, 8, 8))], ids=["mlp", "conv"])
+@pytest.mark.parametrize("arm", ["cpu", "cpu:bf16", "cpu:channels_last", "cpu:fused", "cpu:threads=1"])
+def test_right_answers_are_green(build, shape, arm, mode):
+    gate = keeper(build, shape, mode).judge(parse_arm(arm))
+    assert gate.passed, red(gate)
+    assert gate.arm == arm
+    names = ["outputs", "same top class"] + (["gradients", "worst gradient", "loss trajectory"] * (mode == "train"))
+    assert [check.name for check in gate.checks] == names
+    assert all(0 <= check.error <= check.allowed for check in gate.checks)
+    assert "float64 on the CPU, batch 4" in gate.reference
+
+
+def test_plain_float32_has_the_error_of_the_yardstick_and_more_than_none():
+    gate = keeper(conv_net, (3, 8, 8)).judge(parse_arm("cpu"))
+    assert 0 < gate.checks[0].error < 1e-5
+
+
+def test_dropout_is_off_on_all_sides():
+    assert keeper(lambda: mlp(0.5)).judge(parse_arm("cpu:bf16")).passed
+
+
+def test_weights_are_those_of_the_seed_and_the_truth_is_double():
+    made = keeper(mlp)
+    assert made.truth.outputs.dtype == torch.float64
+    assert made.truth.outputs.shape == (4, 5)
+    assert not torch.equal(made.truth.outputs, made.yardstick.outputs)
+
+
+@pytest.mark.parametrize(
+    ("fault", "checks"),
+    [
+        (lambda inner, x: inner(x) * (1.2 if in_autocast() else 1.0), {"outputs"}),
+        (
+            lambda inner, x: inner(x) + (float("nan") if in_autocast() else 0.0),
+            {"outputs", "gradients", "loss trajectory"},
+        ),
+        (lambda inner, x: inner(x) * (float("inf") if in_autocast() else 1.0), {"outputs"}),
+        (lambda inner, x: inner(x).flip(1) if in_autocast() else inner(x), {"outputs", "same top class"}),
+        (lambda inner, x: ScaledBackward.apply(inner(x)) if in_autocast() else inner(x), {"gradients"}),
+        (lambda inner, x: inner[3](inner[:3](x).detach()) if in_autocast() else inner(x), {"gradients"}),
+        (lambda inner, x: inner(x)[:2] if in_autocast() else inner(x), {"outputs"}),
+        (lambda inner, x: inner(x[:, torch.randperm(16)]) if in_autocast() else inner(x), {"outputs", "gradients"}),
+    ],
+    ids=["scaled", "nan", "inf", "flipped", "gradient", "cut", "shape", "shuffled"],
+)
+def test_a_fault_that_shows_only_in_half_precision_is_red_there_and_green_elsewhere(fault, checks):
+    made = keeper(lambda: Faulty(mlp(), fault))
+    assert made.judge(parse_arm("cpu")).passed
+    gate = made.judge(parse_arm("cpu:bf16"))
+    assert not gate.passed
+    assert checks <= set(red(gate))
+
+
+def test_a_wrong_gradient_alone_is_red_though_outputs_are_right():
+    gate = keeper(lambda: Faulty(mlp(), lambda inner, x: ScaledBackward.apply(inner(x)) if in_autocast() else inner(x)))
+    found = gate.judge(parse_arm("cpu:bf16"))
+    by_name = {check.name: check for check in found.checks}
+    assert by_name["outputs"].passed
+    assert by_name["gradients"].error == pytest.approx(0.5, abs=0.05)
+    assert not by_name["gradients"].passed
+
+
+def test_a_gradient_that_is_missing_is_named():
+    def cut(inner, x):
+        return inner[3](inner[:3](x).detach()) if in_autocast() else inner(x)
+
+    gate = keeper(lambda: Faulty(mlp(), cut)).judge(parse_arm("cpu:bf16"))
+    check = next(c for c in gate.checks if c.name == "gradients")
+    assert "on one side only: inner.0.bias, inner.0.weight" in check.detail
+
+
+def test_a_fault_of_the_memory_format_is_red():
+    def fault(inner, x):
+        return inner(x) + (0.1 if not x.is_contiguous() else 0.0)
+
+    made = keeper(lambda: Faulty(conv_net(), fault), (3, 8, 8))
+    assert made.judge(parse_arm("cpu")).passed
+    assert "outputs" in red(made.judge(parse_arm("cpu:channels_last")))
+
+
+def test_an_optimizer_that_steps_wrongly_is_red_by_its_losses():
+    class Hasty(ModuleWorkload):
+        def optimizer(self, model, *, fused=None):
+            return torch.optim.AdamW(model.parameters(), lr=0.1 if fused else 1e-3, fused=fused)
+
+    made = keeper(mlp, kind=Hasty)
+    assert made.judge(parse_arm("cpu")).passed
+    gate = made.judge(parse_arm("cpu:fused"))
+    assert red(gate) == ["loss trajectory"]
+    assert "loss after 3 steps" in gate.checks[-1].detail
+
+
+def test_the_task_s_own_metric_can_turn_the_gate_red():
+    class Picky(ModuleWorkload):
+        def compare(self, out, ref):
+            return [Agreement(name="mask IoU", value=0.9, at_least=0.99)]
+
+    gate = keeper(mlp, kind=Picky).judge(parse_arm("cpu"))
+    assert red(gate) == ["mask IoU"]
+    check = next(c for c in gate.checks if c.name == "mask IoU")
+    assert (check.error, check.allowed) == (pytest.approx(0.1), pytest.approx(0.01))
+    assert "0.90000, at least 0.99" in check.detail
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_model_that_is_not_the_same_twice_is_red_everywhere(mode):
+    builds = []
+
+    def build():
+        builds.append(1)
+        noise = torch.Generator().manual_seed(len(builds))
+        size = 0.0 if len(builds) == 1 else 0.3
+        return Faulty(mlp(), lambda inner, x: inner(x) + size * torch.randn(5, generator=noise).to(x.dtype))
+
+    made = keeper(build, mode=mode)
+    for arm in ("cpu", "cpu:bf16"):
+        gate = made.judge(parse_arm(arm))
+        assert "same twice" in red(gate)
+        assert "two float64 builds" in next(c for c in gate.checks if c.name == "same twice").detail
+
+
+def test_relative_error_of_known_tensors():
+    truth = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert relative_error(truth * 1.1, truth) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([math.nan, 1.0]), truth) == math.inf
+    assert relative_error(torch.ones(3), truth) == math.inf
+    assert relative_error(torch.full((2,), 0.5), torch.zeros(2)) == pytest.approx(math.sqrt(0.5))
+
+
+def test_a_true_gradient_of_zero_is_measured_against_its_share_of_the_whole():
+    truth = {"weight": torch.ones(100, dtype=torch.float64), "bias": torch.zeros(1, dtype=torch.float64)}
+    got = {"weight": truth["weight"], "bias": torch.full((1,), 1e-6, dtype=torch.float64)}
+    error, name = worst_error(got, truth)
+    assert name == "bias" and error == pytest.approx(1e-6, rel=0.01)
+    got["bias"] = torch.tensor([math.nan])
+    assert worst_error(got, truth) == (math.inf, "bias is not finite")
+
+
+def test_losses_are_compared_step_by_step():
+    assert trajectory_error([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert trajectory_error([1.0, math.inf], [1.0, 2.0]) == math.inf

@@ -1,0 +1,180 @@
+"""Fresh processes: answers, garbage, deaths of every kind, and no orphans."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hotlap.base.errors import HotlapError, OutOfMemory, TargetError, UsageError, WorkerDied
+from hotlap.measure import process
+from hotlap.measure.process import _death, _read_answer, freeze_error, revive_error, run_job
+
+LINEAR = """
+from torch import nn
+def make():
+    return nn.Linear(4, 3)
+"""
+
+
+@pytest.fixture
+def describe(tmp_path):
+    """Describes a target given as source, in a fresh process."""
+
+    def run(source, *, timeout_s=120.0, listen=process.quiet):
+        file = tmp_path / "target_under_test.py"
+        file.write_text(source)
+        job = {"job": "describe", "target": f"{file}:make", "options": {}, "inputs": ["4"], "seed": 0, "mode": "train"}
+        return run_job(job, timeout_s=timeout_s, listen=listen)
+
+    return run
+
+
+def test_a_target_that_prints_still_gets_its_answer_through(describe):
+    heard = []
+    noise = """
+import os, subprocess, sys
+print("hello"); print('{"result": "forged"}'); sys.stdout.flush()
+os.write(1, b'{"result": "forged"}\\n')
+subprocess.run(["echo", '{"result": "forged"}'])
+sys.stderr.write("x" * 200_000)
+"""
+    answer = describe(noise + LINEAR, listen=lambda *told: heard.append(told))
+    assert answer["num_parameters"] == 15
+    assert answer["has_convolutions"] is False
+    assert heard[0] == ("loading the target", 0, 1)
+
+
+def test_the_error_of_a_target_comes_back_as_it_was_raised(describe):
+    with pytest.raises(TargetError, match=r"raised RuntimeError: no weights .*target_under_test\.py:3") as caught:
+        describe("def make():\n    'fails'\n    raise RuntimeError('no weights')\n")
+    assert caught.value.exit_code == 2
+
+
+def test_a_worker_killed_in_its_factory_means_that_memory_ran_out(describe):
+    with pytest.raises(
+        OutOfMemory, match=r"the describe process for '.*make' was killed \(SIGKILL\).*--batch"
+    ) as caught:
+        describe("import os, signal\ndef make():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert caught.value.exit_code == 5
+
+
+def test_a_segmentation_fault_is_named_with_the_last_words(describe):
+    source = "import ctypes, sys\nsys.stderr.write('about to fall\\n'); sys.stderr.flush()\nctypes.string_at(0)\n"
+    with pytest.raises(WorkerDied, match=r"died of SIGSEGV.*'hotlap doctor'.*about to fall") as caught:
+        describe(source)
+    assert caught.value.exit_code == 4
+
+
+def test_a_worker_that_leaves_without_a_word_is_told_with_its_exit_code(describe):
+    with pytest.raises(WorkerDied, match="ended with exit code 7 and no answer"):
+        describe("import os\nos._exit(7)\n")
+
+
+def test_a_worker_that_hangs_is_stopped_and_the_limit_named(describe):
+    began = time.monotonic()
+    with pytest.raises(WorkerDied, match=r"stopped after timeout_s = 3\. Give it longer with --timeout-s") as caught:
+        describe("import time\ntime.sleep(600)", timeout_s=3)
+    assert caught.value.exit_code == 4
+    assert time.monotonic() - began < 60
+    assert psutil.Process().children() == []
+
+
+def test_a_timeout_is_no_memory_shortage_even_when_death_is_noticed_first(describe, monkeypatch):
+    """The thread that kills may still be winding down when the worker's end is seen."""
+
+    class SlowTimer(process.threading.Timer):
+        def is_alive(self):
+            return True
+
+    monkeypatch.setattr(process.threading, "Timer", SlowTimer)
+    with pytest.raises(WorkerDied, match="timeout_s = 1"):
+        describe("import time\ntime.sleep(600)", timeout_s=1)
+
+
+def test_a_script_that_benches_itself_without_a_guard_is_told_so(tmp_path):
+    file = tmp_path / "careless.py"
+    file.write_text(f"import hotlap\n{LINEAR}\nhotlap.bench(make, input='4')\n")
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "hotlap was called while hotlap was loading it" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def ended(pid, within_s=20.0):
+    """Whether a process is gone, or will be soon; one that only waits to be reaped is gone."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
+    pid_file = tmp_path / "pid"
+    target = tmp_path / "slow_target.py"
+    target.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(pid_file)!r} + '.new').write_text(str(os.getpid()))\n"
+        f"os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\ntime.sleep(600)\n"
+    )
+    job = {"job": "describe", "target": f"{target}:make"}
+    code = f"from hotlap.measure.process import run_job; run_job({json.dumps(job)}, timeout_s=500)"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 60
+        while not pid_file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker = int(pid_file.read_text())
+        assert psutil.pid_exists(worker)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert ended(worker)
+
+
+@pytest.mark.parametrize("line", ["5", '"progress"', "null", "[]", "not json", ""])
+def test_lines_that_are_no_messages_are_passed_over(line):
+    stream = io.StringIO(f'{line}\n{{"result": 1}}\n')
+    assert _read_answer(stream, process.quiet) == {"result": 1}
+
+
+def test_progress_is_heard_and_the_end_without_an_answer_is_none():
+    heard = []
+    stream = io.StringIO('{"progress": "x", "done": 1, "total": 2}\n')
+    assert _read_answer(stream, lambda *told: heard.append(told)) is None
+    assert heard == [("x", 1, 2)]
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 137])
+def test_a_kill_passed_on_by_a_shell_is_recognised_too(code):
+    assert isinstance(_death({"job": "timing", "target": "t"}, code, "", None), OutOfMemory)
+
+
+def test_errors_survive_the_way_to_the_parent():
+    for error in (UsageError("a", expected="b", remedy="c"), OutOfMemory("x"), HotlapError("y")):
+        again = revive_error(json.loads(json.dumps(freeze_error(error))))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+    assert type(revive_error({"type": "Strange", "what": "a", "expected": "", "remedy": ""})) is HotlapError
+
+
+def test_the_worker_imports_the_very_hotlap_that_started_it(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
+    first, second = process._environment()["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "hotlap" / "__init__.py").samefile(sys.modules["hotlap"].__file__)
+    assert second == "/somewhere/else"

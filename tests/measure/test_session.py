@@ -1,0 +1,179 @@
+"""One arm, built and ready: what a step does, and what two arms share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.session import (
+    NUM_BATCHES,
+    Session,
+    as_double,
+    gradients_by_name,
+    has_convolutions,
+    map_tensors,
+    zero_dropout,
+)
+from hotlap.targets import InputSpec, ModuleWorkload
+from hotlap.workload import Workload
+
+
+def mlp():
+    return ModuleWorkload("mlp", lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), [InputSpec((4,))])
+
+
+def conv_net():
+    return ModuleWorkload("conv", lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), [InputSpec((3, 8, 8))])
+
+
+def session(workload=None, arm="cpu", mode="train", batch=6, seed=0):
+    return Session(workload or mlp(), parse_arm(arm), mode=mode, batch=batch, seed=seed)
+
+
+def weights(made):
+    return [p.detach().clone() for p in made.plain_model.parameters()]
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_training_step_changes_every_weight_and_gives_its_loss(device):
+    made = session(arm=device.type)
+    before = weights(made)
+    loss = made.step()
+    assert loss.shape == () and loss.isfinite() and not loss.requires_grad
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(made), strict=True))
+
+
+def test_training_steps_learn(device):
+    made = session(arm=device.type)
+    losses = [float(made.step()) for _ in range(60)]
+    assert sum(losses[-NUM_BATCHES:]) < sum(losses[:NUM_BATCHES])
+
+
+def test_an_inference_step_changes_nothing_and_keeps_no_graph(device):
+    made = session(arm=device.type, mode="infer")
+    before = weights(made)
+    out = made.step()
+    assert out.shape == (6, 3) and not out.requires_grad
+    assert same(before, weights(made))
+    assert made.optimizer is None and not made.plain_model.training
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_transfer_step_does_the_same_work_from_host_memory(device, mode):
+    resident, copied = session(arm=device.type, mode=mode), session(arm=device.type, mode=mode)
+    resident.step()
+    copied.transfer_step()
+    assert same(weights(resident), weights(copied))
+    assert all(b[0].device.type == "cpu" for b in copied.host_batches)
+
+
+def test_steps_take_different_inputs_in_turn():
+    seen = []
+    made = session(mode="infer")
+    made.run = lambda batch: seen.append(batch[0])
+    for _ in range(2 * NUM_BATCHES):
+        made.step()
+    assert len({id(x) for x in seen}) == NUM_BATCHES
+    assert not torch.equal(seen[0], seen[1])
+    assert seen[0] is seen[NUM_BATCHES]
+
+
+def test_arms_of_one_seed_share_weights_and_inputs():
+    one, two = session(arm="cpu"), session(arm="cpu:bf16+threads=1")
+    assert same(weights(one), weights(two))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(one.host_batches, two.host_batches, strict=True))
+    other = session(seed=1)
+    assert not same(weights(one), weights(other))
+    assert not torch.equal(one.host_batches[0][0], other.host_batches[0][0])
+
+
+def test_each_option_of_an_arm_takes_effect():
+    out = session(arm="cpu:bf16", mode="infer").step()
+    assert out.dtype == torch.bfloat16
+    made = session(conv_net(), arm="cpu:channels_last", mode="infer")
+    assert made.batches[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert made.plain_model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert made.place(made.host_batches[0])[0].is_contiguous(memory_format=torch.channels_last)
+    session(arm="cpu:threads=1")
+    assert torch.get_num_threads() == 1
+    assert session(arm="cpu:fused").optimizer.defaults["fused"] is True
+    assert session(arm="cpu").optimizer.defaults["fused"] is None
+
+
+def test_activate_puts_the_switches_of_the_arm_whose_turn_it_is_in_force(monkeypatch):
+    one, two = session(arm="cpu:threads=1"), session(arm="cpu:threads=2")
+    assert torch.get_num_threads() == 2
+    one.activate()
+    assert torch.get_num_threads() == 1
+    two.activate()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("arm", "mode"), [("cpu:compile", None), ("cpu:compile=max-autotune", "max-autotune")])
+def test_compile_hands_its_mode_on(monkeypatch, arm, mode):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda model, **given: asked.append(given) or model)
+    session(arm=arm)
+    assert asked == [{"mode": mode, "dynamic": False}]
+
+
+def test_worst_case_batches_are_used_where_memory_is_weighed():
+    class Ragged(Workload):
+        def build_model(self):
+            return nn.Linear(1, 1)
+
+        def make_batch(self, n, device, generator):
+            return torch.zeros(n, 2, 1)
+
+        def worst_case_batch(self, n, device, generator):
+            return torch.zeros(n, 9, 1)
+
+        def loss(self, model, batch):
+            return model(batch).sum(), len(batch)
+
+    usual = Session(Ragged(), ArmSpec(device="cpu"), mode="train", batch=2, seed=0)
+    worst = Session(Ragged(), ArmSpec(device="cpu"), mode="train", batch=2, seed=0, worst_case=True)
+    assert usual.batches[0].shape == (2, 2, 1)
+    assert worst.batches[0].shape == (2, 9, 1)
+
+
+def test_the_loss_is_the_mean_over_the_count_that_the_workload_gives():
+    class Counted(Workload):
+        def build_model(self):
+            return nn.Linear(1, 1, bias=False)
+
+        def make_batch(self, n, device, generator):
+            return torch.ones(n, 1)
+
+        def loss(self, model, batch):
+            return model(batch).sum(), torch.tensor(2 * len(batch))
+
+    made = Session(Counted(), ArmSpec(device="cpu"), mode="train", batch=4, seed=0)
+    made.backward_on(made.batches[0])
+    assert gradients_by_name(made.plain_model)["weight"].item() == pytest.approx(0.5)
+
+
+def test_batches_of_any_structure_are_mapped():
+    batch = {"x": torch.ones(2), "y": (torch.ones(1, dtype=torch.int64), ["text", torch.ones(3)])}
+    doubled = as_double(batch)
+    assert doubled["x"].dtype == doubled["y"][1][1].dtype == torch.float64
+    assert doubled["y"][0].dtype == torch.int64 and doubled["y"][1][0] == "text"
+    assert map_tensors(torch.ones(2), lambda t: t + 1).tolist() == [2, 2]
+
+
+def test_dropout_is_switched_off_wherever_it_hides():
+    model = nn.ModuleList([nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5),
+                           nn.LSTM(2, 2, 2, dropout=0.5), nn.MultiheadAttention(2, 1, dropout=0.5)])  # fmt: skip
+    zero_dropout(model)
+    assert [m.p for m in model[:3]] == [0, 0, 0]
+    assert [model[3].dropout, model[4].dropout] == [0, 0]
+
+
+def test_convolutions_are_seen():
+    assert has_convolutions(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(1, 1, 1))))
+    assert not has_convolutions(nn.Sequential(nn.Linear(1, 1), nn.Conv1d(1, 1, 1)))
