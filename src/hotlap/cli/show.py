@@ -28,6 +28,8 @@ COLOURS = {
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
 }  # fmt: skip
 
+COLUMNS = ("arm", "time a step", "device", "samples/s", "speed-up", "verdict", "error", "memory")
+
 
 class ProgressDoor:
     """Turns a tool's events into bars and lines on stderr; use as a context manager."""
