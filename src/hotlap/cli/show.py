@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hotlap.base.events import Event
 from hotlap.base.format import (
+    UNKNOWN,
     format_bytes,
     format_error,
     format_ms,
@@ -18,8 +19,9 @@ from hotlap.base.format import (
     format_number,
     format_percent,
     format_ratio,
+    format_s,
 )
-from hotlap.records.measurement import Arm, Comparison, Gate
+from hotlap.records.measurement import Arm, Comparison
 from hotlap.records.run import RunRecord
 
 COLOURS = {
@@ -27,8 +29,6 @@ COLOURS = {
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
 }  # fmt: skip
-
-COLUMNS = ("arm", "time a step", "device", "samples/s", "speed-up", "verdict", "error", "memory")
 
 
 class ProgressDoor:
@@ -90,6 +90,7 @@ def show_record(record: RunRecord, console: Console) -> None:
     _show_head(record, console)
     if record.arms:
         console.print(_arm_table(record))
+        console.print(_cost_table(record))
         _show_sides(record, console)
     if "tuned_cpu" in record.extra:
         console.print(_race_table(record.extra["tuned_cpu"]))
@@ -121,34 +122,46 @@ def _show_head(record: RunRecord, console: Console) -> None:
 
 
 def _arm_table(record: RunRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    on_gpu = any(arm.summary("device") for arm in record.arms)
-    for name in COLUMNS:
-        if on_gpu or name != "device":
-            side: Any = "left" if name in ("arm", "verdict") else "right"
-            table.add_column(name, justify=side, overflow="fold", no_wrap=name in ("time a step", "speed-up"))
+    """Speed: what most people came for."""
+    table = _table("arm", "time a step", "speed-up", "verdict")
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"}
-    gates = {gate.arm: gate for gate in record.gates}
+    wrong = {gate.arm for gate in record.gates if not gate.passed}
     for arm in record.arms:
-        table.add_row(*_arm_cells(arm, heads.get(arm.name), gates.get(arm.name), on_gpu))
+        wall, head = arm.summary("wall"), heads.get(arm.name)
+        table.add_row(
+            arm.name,
+            format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
+            _speed_cell(arm, head, arm.name in wrong),
+            _verdict_cell(arm, head, arm.name in wrong),
+        )
     return table
 
 
-def _arm_cells(arm: Arm, head: Comparison | None, gate: Gate | None, on_gpu: bool) -> list[Any]:
-    wall, device = arm.summary("wall"), arm.summary("device")
-    wrong = gate is not None and not gate.passed
-    cells: list[Any] = [
-        arm.name,
-        format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
-        format_number(arm.samples_per_s) if arm.samples_per_s else "-",
-        _speed_cell(arm, head, wrong),
-        _verdict_cell(arm, head, wrong),
-        format_error(max(c.error for c in gate.checks)) if gate else "-",
-        _memory_cell(arm),
-    ]
-    if on_gpu:
-        cells.insert(2, format_ms(device.median) if device else "-")
-    return cells
+def _cost_table(record: RunRecord) -> Table:
+    """What the speed costs and what it is made of."""
+    table = _table("arm", "samples/s", "device", "J/sample", "first step", "memory", "worst error")
+    gates = {gate.arm: gate for gate in record.gates}
+    for arm in record.arms:
+        device, gate = arm.summary("device"), gates.get(arm.name)
+        table.add_row(
+            arm.name,
+            format_number(arm.samples_per_s),
+            format_ms(device.median) if device else UNKNOWN,
+            format_number(arm.energy_j_per_sample),
+            format_s(arm.first_step_s),
+            _memory_cell(arm),
+            format_error(max(c.error for c in gate.checks)) if gate else UNKNOWN,
+        )
+    return table
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    """A table without lines: words to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
+    for name in columns:
+        words = name in ("arm", "verdict", "check", "settings", "")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    return table
 
 
 def _speed_cell(arm: Arm, head: Comparison | None, wrong: bool) -> str:
@@ -170,7 +183,7 @@ def _verdict_cell(arm: Arm, head: Comparison | None, wrong: bool) -> Text:
 def _memory_cell(arm: Arm) -> str:
     memory = arm.memory
     if memory is None:
-        return "-"
+        return UNKNOWN
     return format_bytes(memory.allocated_bytes if memory.allocated_bytes is not None else memory.host_rss_bytes)
 
 
@@ -191,10 +204,7 @@ def _show_sides(record: RunRecord, console: Console) -> None:
 
 
 def _race_table(race: dict[str, Any]) -> Table:
-    title = "race for the tuned CPU settings"
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for name in ("settings", "time a step", ""):
-        table.add_column(name, justify="right" if name == "time a step" else "left")
+    table = _table("settings", "time a step", "", title="race for the tuned CPU settings")
     rows = sorted(race["candidates"], key=lambda row: row["median_ms"] or float("inf"))
     for row in rows:
         mark = (
@@ -209,9 +219,7 @@ def _race_table(race: dict[str, Any]) -> Table:
 
 
 def _gate_table(record: RunRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="numeric gate", title_justify="left")
-    for name in ("arm", "check", "error", "allowed", ""):
-        table.add_column(name, justify="right" if name in ("error", "allowed") else "left")
+    table = _table("arm", "check", "error", "allowed", "", title="numeric gate")
     for gate in record.gates:
         for check in gate.checks:
             mark = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
