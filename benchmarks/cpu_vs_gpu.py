@@ -22,7 +22,7 @@ from typing import Any
 TARGETS = ("unet", "bilstm")
 MODES = ("infer", "train")
 BARE_PROCESSES = 2
-FULL = {"processes": 7, "warmup_seconds": 2.0, "max_seconds": 4.0, "context": False}
+FULL = {"processes": 5, "warmup_seconds": 2.0, "max_seconds": 4.0, "context": False}
 QUICK = {"quick": True}
 
 
