@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -92,8 +93,8 @@ class BenchConfig:
             if value is not None and value < low:
                 raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
         for key in ("seconds", "max_seconds", "warmup_seconds", "timeout_s", "min_effect"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key} = {getattr(self, key)} is negative", expected="0 or more")
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="0 or more, and finite")
 
     def presets(self) -> list[Layer]:
         """The settings that --quick brings in."""

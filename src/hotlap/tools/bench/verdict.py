@@ -114,10 +114,7 @@ def compare_arms(
         return []
     rivals = [a for a in arms if a.role == "arm" and a.summary("wall") is not None and _green(gates, a.name)]
     reference = samples_of(measurements, base.name, "wall")
-    decisions = [
-        stats.compare(reference, samples_of(measurements, a.name, "wall"), paired=True, min_effect=min_effect)
-        for a in rivals
-    ]
+    decisions = [_paired(reference, samples_of(measurements, a.name, "wall"), min_effect) for a in rivals]
     corrected = stats.holm([d.p_value for d in decisions])
     found = []
     for arm, decision, p_value in zip(rivals, decisions, corrected, strict=True):
