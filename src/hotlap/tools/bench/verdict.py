@@ -118,8 +118,9 @@ def compare_arms(
     corrected = stats.holm([d.p_value for d in decisions])
     found = []
     for arm, decision, p_value in zip(rivals, decisions, corrected, strict=True):
-        apart = "every process agrees" in decision.reason
-        verdict, reason = stats.decide(decision.ratio, p_value, min_effect=min_effect, apart=apart)
+        verdict, reason = stats.decide(
+            decision.ratio, decision.p_value, p_value, min_effect=min_effect, unanimous=decision.unanimous
+        )
         if verdict != "inconclusive" and any("another process" in note for note in (*arm.notes, *base.notes)):
             verdict, reason = "inconclusive", "another process was on the device while it was timed"
         found.append(_comparison(arm.name, base.name, "wall", decision, p_value, verdict, reason))
