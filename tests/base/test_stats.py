@@ -175,13 +175,13 @@ def test_three_processes_name_only_what_every_one_of_them_shows(gap, verdict):
     decision = stats.compare(base, other, paired=True, min_effect=0.01)
     assert decision.p_value is None
     assert decision.verdict == verdict
-    assert ("every process agrees" if verdict == "faster" else "too few processes") in decision.reason
+    assert ("too few processes" if verdict == "inconclusive" else "every process agrees") in decision.reason
 
 
 def test_three_processes_that_overlap_name_nothing():
     ratio = Interval(1.5, 1.2, 1.8)
-    assert stats.decide(ratio, None, min_effect=0.01, apart=False)[0] == "inconclusive"
-    assert stats.decide(ratio, None, min_effect=0.01, apart=True)[0] == "faster"
+    assert stats.decide(ratio, None, None, min_effect=0.01, unanimous=False)[0] == "inconclusive"
+    assert stats.decide(ratio, None, None, min_effect=0.01, unanimous=True)[0] == "faster"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_three_processes_that_overlap_name_nothing():
     ],
 )
 def test_each_condition_of_the_rule_can_stop_a_verdict(ratio, p, verdict, word):
-    got, reason = stats.decide(ratio, p, min_effect=0.01, apart=True)
+    got, reason = stats.decide(ratio, p, p, min_effect=0.01, unanimous=False)
     assert got == verdict
     assert word in reason
 

@@ -244,5 +244,6 @@ def describe_comparison(c: Comparison) -> str:
         else f"{c.ratio:.0f}x [{c.low:.0f}, {c.high:.0f}]"
     )
     if c.verdict == "inconclusive":
-        return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {c.min_detectable:.1%}"
+        shows = format_percent(c.min_detectable)
+        return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {shows}"
     return f"{c.arm} is {c.verdict} than {c.baseline}: {figure} the speed"
