@@ -159,24 +159,32 @@ def min_detectable(base: np.ndarray, other: np.ndarray, ratio: Interval, *, pair
     return float(math.exp((t.ppf(1 - ALPHA / 2, freedom) + t.ppf(0.8, freedom)) * error) - 1)
 
 
-def _test(base: np.ndarray, other: np.ndarray, *, paired: bool) -> tuple[float | None, str]:
-    """The p-value and the test's name; None where no outcome of so few processes could reach ALPHA."""
-    if paired and 2 / 2 ** len(base) <= ALPHA:
+def _test(base: np.ndarray, other: np.ndarray, *, paired: bool, questions: int) -> tuple[float | None, str]:
+    """The p-value and the test's name; None where no outcome of so few processes could reach ALPHA.
+
+    The p-values of several ``questions`` are corrected together, so that each has to reach ALPHA / questions: the
+    paired test of eight processes can do that for two, and only the other test for more.
+    """
+    level = ALPHA / questions
+    if paired and 2 / 2 ** len(base) <= level:
         return sign_flip_p(np.log(base) - np.log(other)), "sign-flip permutation of paired process medians"
-    if 2 / math.comb(len(base) + len(other), len(base)) <= ALPHA:
+    if 2 / math.comb(len(base) + len(other), len(base)) <= level:
         return mann_whitney_p(base, other), "Mann-Whitney on process medians"
     return None, "none: too few processes"
 
 
-def compare(base: Samples, other: Samples, *, paired: bool, min_effect: float, seed: int = 0) -> Decision:
+def compare(
+    base: Samples, other: Samples, *, paired: bool, min_effect: float, seed: int = 0, questions: int = 1
+) -> Decision:
     """Whether ``other`` is faster or slower than ``base``, or this sample cannot tell.
 
     A difference is named when the 95% interval of the ratio excludes 1, the exact test agrees, and it is at least
     ``min_effect``. With too few processes for any test, every process must agree on at least FEW_PROCESSES_GAP.
+    ``questions`` says over how many comparisons the p-value will be corrected.
     """
     medians, others = process_medians(base), process_medians(other)
     ratio = ratio_interval(base, other, paired=paired, seed=seed)
-    p_value, test = _test(medians, others, paired=paired)
+    p_value, test = _test(medians, others, paired=paired, questions=questions)
     detectable = min_detectable(medians, others, ratio, paired=paired)
     verdict, reason = decide(ratio, p_value, min_effect=min_effect, apart=_apart(medians, others))
     return Decision(ratio, p_value, test, detectable, verdict, reason)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hotlap.base import stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_OUT_OF_MEMORY
+from hotlap.base.format import format_percent
 from hotlap.base.stats import Samples
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.jobs import ArmFailure, Footprint
@@ -115,8 +116,7 @@ def compare_arms(
     rivals = [a for a in arms if a.role == "arm" and a.summary("wall") is not None and _green(gates, a.name)]
     reference = samples_of(measurements, base.name, "wall")
     decisions = [
-        stats.compare(reference, samples_of(measurements, a.name, "wall"), paired=True, min_effect=min_effect)
-        for a in rivals
+        _paired(reference, samples_of(measurements, a.name, "wall"), min_effect, questions=len(rivals)) for a in rivals
     ]
     corrected = stats.holm([d.p_value for d in decisions])
     found = []
@@ -130,10 +130,10 @@ def compare_arms(
     return found
 
 
-def _paired(base: Samples, other: Samples, min_effect: float) -> stats.Decision:
+def _paired(base: Samples, other: Samples, min_effect: float, questions: int = 1) -> stats.Decision:
     """The comparison of arms timed in the same processes; an arm that failed midway is compared as far as it came."""
     common = min(len(base), len(other))
-    return stats.compare(base[:common], other[:common], paired=True, min_effect=min_effect)
+    return stats.compare(base[:common], other[:common], paired=True, min_effect=min_effect, questions=questions)
 
 
 def _green(gates: Mapping[str, Gate], arm: str) -> bool:
@@ -246,5 +246,6 @@ def describe_comparison(c: Comparison) -> str:
         else f"{c.ratio:.0f}x [{c.low:.0f}, {c.high:.0f}]"
     )
     if c.verdict == "inconclusive":
-        return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {c.min_detectable:.1%}"
+        shows = format_percent(c.min_detectable)
+        return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {shows}"
     return f"{c.arm} is {c.verdict} than {c.baseline}: {figure} the speed"
