@@ -17,6 +17,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.bench.config import BenchConfig
+from hotlap.tools.bench.run import describe
 from hotlap.tools.bench.verdict import samples_of
 
 ROUNDS = 5
@@ -27,6 +28,7 @@ MAX_RATE = 0.05
 
 def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Times an arm against itself 40 times by the full protocol and counts the differences it names."""
+    config = dataclasses.replace(config, batch=config.batch or describe(config).default_batch)
     arm = config.arms[0] if config.arms else "cpu"
     labels = [f"{arm} {side}{pair}" for pair in range(PAIRS) for side in "AB"]
     record = begin("self-test", config.name or "self-test", config, sources or {}, capture())
@@ -68,7 +70,7 @@ def _job(config: BenchConfig, arm: str, labels: list[str], process: int, began: 
         "options": config.workload,
         "inputs": list(config.input),
         "mode": config.mode,
-        "batch": config.batch or 16,
+        "batch": config.batch,
         "seed": config.seed,
         "arms": [arm] * len(labels),
         "labels": labels,
