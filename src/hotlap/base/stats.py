@@ -23,6 +23,8 @@ MIN_SAMPLES_FOR = {"p50": 5, "p90": 64, "p95": 90, "p99": 459}
 """Samples a percentile needs before it is printed: a p99 from fewer than 459 is a guess even when none exceeds it."""
 FEW_PROCESSES_GAP = 0.10
 """With too few processes for a test, a difference is named only if every process agrees and it is at least this."""
+FEWEST_PROCESSES = 3
+"""Fewer can name nothing: one process agrees with itself, and two against two part by chance one time in three."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,9 @@ def compare(
 
 
 def _apart(base: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the two groups do not overlap at all."""
-    return bool(base.min() > other.max() or other.min() > base.max())
+    """Whether the two groups do not overlap at all, and are large enough for that to say something."""
+    enough = min(len(base), len(other)) >= FEWEST_PROCESSES
+    return enough and bool(base.min() > other.max() or other.min() > base.max())
 
 
 def decide(ratio: Interval, p_value: float | None, *, min_effect: float, apart: bool) -> tuple[str, str]:
