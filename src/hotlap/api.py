@@ -23,11 +23,12 @@ def bench(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: 
     >>> record = hotlap.bench("unet", arms=("cpu", "cuda:bf16"), quick=True)
     >>> record.verdict.headline, record.arm("cuda:bf16").samples_per_s
     """
-    from hotlap.tools.bench import BenchConfig
+    from hotlap.tools.bench import BenchConfig, self_test
     from hotlap.tools.bench import bench as run
 
     resolved = resolve(BenchConfig, _layers(BenchConfig, {"target": target_name(target), **settings}))
-    return run(resolved.config, emit, sources=resolved.sources)
+    tool = self_test if resolved.config.self_test else run
+    return tool(resolved.config, emit, sources=resolved.sources)
 
 
 def target_name(target: str | Callable[..., Any]) -> str:

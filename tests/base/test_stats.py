@@ -178,6 +178,16 @@ def test_three_processes_name_only_what_every_one_of_them_shows(gap, verdict):
     assert ("too few processes" if verdict == "inconclusive" else "every process agrees") in decision.reason
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_fewer_than_three_processes_name_nothing_however_large_it_looks(processes):
+    rng = np.random.default_rng(7)
+    base, other = 2 + 0.002 * rng.standard_normal((processes, 10)), 1 + 0.002 * rng.standard_normal((processes, 10))
+    for paired in (True, False):
+        decision = stats.compare(base, other, paired=paired, min_effect=0.01)
+        assert decision.verdict == "inconclusive"
+        assert "too few processes" in decision.reason
+
+
 def test_three_processes_that_overlap_name_nothing():
     ratio = Interval(1.5, 1.2, 1.8)
     assert stats.decide(ratio, None, None, min_effect=0.01, unanimous=False)[0] == "inconclusive"
