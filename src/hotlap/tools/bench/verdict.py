@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hotlap.base import stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_OUT_OF_MEMORY
+from hotlap.base.format import format_percent, format_ratio
 from hotlap.base.stats import Samples
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.jobs import ArmFailure, Footprint
@@ -238,11 +239,7 @@ def _gate_line(gate: Gate) -> str:
 
 def describe_comparison(c: Comparison) -> str:
     """One comparison as a sentence."""
-    figure = (
-        f"{c.ratio:.2f}x [{c.low:.2f}, {c.high:.2f}]"
-        if c.ratio < 100
-        else f"{c.ratio:.0f}x [{c.low:.0f}, {c.high:.0f}]"
-    )
+    figure = format_ratio(c.ratio, c.low, c.high)
     if c.verdict == "inconclusive":
         shows = format_percent(c.min_detectable)
         return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {shows}"
