@@ -27,7 +27,7 @@ ROWS = {
     "bilstm-train": ("cpu", "cuda"),
 }
 """Arms of each row; TF32 stands beside float32 where convolutions dominate."""
-FULL = {"processes": 5, "seconds": 0.6, "warmup_seconds": 2.0, "max_seconds": 4.0, "context": False}
+FULL = {"processes": 5, "seconds": 0.5, "warmup_seconds": 1.5, "max_seconds": 3.5, "context": False}
 QUICK = {"quick": True}
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.bare:
         target, mode = given.bare
-        print(json.dumps({d: bare_loop(target, mode, d, 2.0 if d == "cuda" else 6.0) for d in DEVICES}))
+        print(json.dumps({d: bare_loop(target, mode, d, 1.0 if d == "cuda" else 5.0) for d in DEVICES}))
         return
     rows = []
     for name in given.only.split(","):
