@@ -1,4 +1,4 @@
-"""Does the bench's clock agree with a bare loop? Both in one process, in turn, so that the machine's noise falls on both.
+"""Does the bench agree with a bare loop? Both in one process, in turn, so that the machine's noise falls on both.
 
     python -m benchmarks.overhead --out overhead.json [--devices cpu,cuda] [--only unet-infer] [--small]
 
