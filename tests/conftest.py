@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,9 +153,7 @@ def jobs_in_process(monkeypatch):
 
     for module in (run, sys_module(self_test)):
         monkeypatch.setattr(module, "run_job", run_job)
-    gc.freeze()  # a bench collects before every block, which is slow in a process as full as pytest's
-    yield done
-    gc.unfreeze()
+    return done
 
 
 def sys_module(function):
