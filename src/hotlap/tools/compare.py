@@ -38,7 +38,7 @@ class CompareConfig:
             raise ConfigError(
                 f"records = {list(self.records)} names {len(self.records)}", expected="two: before and after"
             )
-        if self.tolerance <= 0:
+        if not self.tolerance > 0:
             raise ConfigError(f"tolerance = {self.tolerance} is not valid", expected="a fraction above 0, such as 0.05")
 
 
@@ -112,9 +112,11 @@ def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig) -> 
 def _compare_arm(before: RunRecord, after: RunRecord, arm: str, config: CompareConfig) -> Comparison:
     base, other = before.samples(arm, config.quantity), after.samples(arm, config.quantity)
     decision = stats.compare(base, other, paired=False, min_effect=0.01)
-    slower = decision.verdict == "slower"
     excluded = decision.ratio.low >= 1 / (1 + config.tolerance)
+    slower = decision.verdict == "slower" and not excluded
     reason = decision.reason
+    if decision.verdict == "slower" and excluded:
+        reason = f"slower, but within the tolerance of {format_percent(config.tolerance)}"
     if not slower and not excluded:
         reason = f"a slow-down of {format_percent(config.tolerance)} is not excluded; repeat with more processes"
     verdict = decision.verdict if slower or decision.verdict == "faster" else "same" if excluded else "inconclusive"
