@@ -137,7 +137,6 @@ def _compare_arm(before: RunRecord, after: RunRecord, arm: str, config: CompareC
 
 def _verdict(comparisons: Sequence[Comparison], tolerance: float) -> Verdict:
     lines = [f"{c.arm}: {c.verdict}, {format_ratio(c.ratio, c.low, c.high)} the speed; {c.reason}" for c in comparisons]
-    worst = min(comparisons, key=lambda c: c.ratio)
     kinds = {c.verdict for c in comparisons}
     if "slower" in kinds:
         worst = min((c for c in comparisons if c.verdict == "slower"), key=lambda c: c.ratio)
@@ -146,6 +145,7 @@ def _verdict(comparisons: Sequence[Comparison], tolerance: float) -> Verdict:
         )
         return Verdict(outcome="regression", headline=headline, exit_code=EXIT_CHECK_FAILED, lines=lines)
     if "inconclusive" in kinds:
+        worst = min((c for c in comparisons if c.verdict == "inconclusive"), key=lambda c: c.low)
         headline = f"Cannot tell: a slow-down of {format_percent(tolerance)} is not excluded for {worst.arm}"
         return Verdict(outcome="inconclusive", headline=headline, exit_code=EXIT_INCONCLUSIVE, lines=lines)
     headline = f"No regression: slow-downs of {format_percent(tolerance)} or more are excluded"
