@@ -45,7 +45,7 @@ class CompareConfig:
 def compare(config: CompareConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """The comparison of two records, arm by arm."""
     before, after = (load_record(resolve_run(text, config.runs)) for text in config.records)
-    notes = _check_alike(before, after, config.force)
+    notes = _check_alike(before, after, config.force) + _note_missing(before, after)
     for text in notes:
         emit(events.warn(text))
     arms = _common_arms(before, after, config)
@@ -88,6 +88,12 @@ def _check_alike(before: RunRecord, after: RunRecord, force: bool) -> list[str]:
     }
     changed = [f"{name} changed from {a!r} to {b!r}" for name, (a, b) in pairs.items() if a != b]
     return [f"Not the code alone: {text}." for text in changed] + [f"Different work: {text}." for text in different]
+
+
+def _note_missing(before: RunRecord, after: RunRecord) -> list[str]:
+    """Says which arms cannot be compared, so that one that vanished does not pass for one that is well."""
+    alone = sorted({arm.name for arm in before.arms} ^ {arm.name for arm in after.arms})
+    return [f"Not compared, because only one record has it: {', '.join(alone)}."] if alone else []
 
 
 def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig) -> list[str]:
