@@ -132,7 +132,9 @@ def test_a_workload_by_shape_alone_gets_the_defaults_for_the_rest(models):
 
 
 def test_what_a_duck_brings_itself_is_not_overridden():
-    duck = SimpleNamespace(build_model=lambda: 1, make_batch=lambda *a: 2, loss=lambda *a: 3, default_batch=99, name="d")
+    duck = SimpleNamespace(
+        build_model=lambda: 1, make_batch=lambda *a: 2, loss=lambda *a: 3, default_batch=99, name="d"
+    )
     adopted = adopt(duck, "given")
     assert (adopted.name, adopted.default_batch, adopted.build_model()) == ("d", 99, 1)
     assert is_workload(duck) and not is_workload(Workload)
@@ -149,7 +151,13 @@ def test_what_a_duck_brings_itself_is_not_overridden():
         ("models.py:mlp", {}, [], TargetError, ["plain Sequential", "--input 3x224x224"]),
         ("models.py:mlp", {}, ["axb"], TargetError, ["--input 'axb' is not an input", "3x224x224"]),
         ("models.py:mlp", {"widht": 3}, ["4"], TargetError, ["has no option 'widht'", "Did you mean 'width'"]),
-        ("models.py:raises", {}, [], TargetError, ["raised RuntimeError: no weights here", "models.py:", "no arguments"]),
+        (
+            "models.py:raises",
+            {},
+            [],
+            TargetError,
+            ["raised RuntimeError: no weights here", "models.py:", "no arguments"],
+        ),
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
         ("models.py:gives_text", {}, [], TargetError, ["gave a str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
@@ -189,7 +197,9 @@ def test_a_file_that_does_not_import_says_where(tmp_path, text, words):
 def test_a_module_that_does_not_import_says_why(tmp_path, monkeypatch):
     (tmp_path / "bad_module_here.py").write_text("raise OSError('no licence')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TargetError, match=r"importing 'bad_module_here' raised OSError: no licence .*bad_module_here\.py:1"):
+    with pytest.raises(
+        TargetError, match=r"importing 'bad_module_here' raised OSError: no licence .*bad_module_here\.py:1"
+    ):
         load_target("bad_module_here:make")
 
 
@@ -242,7 +252,7 @@ def test_a_bad_input_is_refused_by_name(text):
 
 def test_inputs_are_drawn_as_told_and_depend_on_the_generator_alone():
     tokens = InputSpec.parse("50:int64:7").draw(3, generator(1))
-    assert tokens.shape == (3, 50) and tokens.dtype == torch.int64 and 0 <= tokens.min() and tokens.max() == 6
+    assert tokens.shape == (3, 50) and tokens.dtype == torch.int64 and tokens.min() >= 0 and tokens.max() == 6
     floats = InputSpec.parse("5x2").draw(3, generator(1))
     assert floats.shape == (3, 5, 2) and floats.dtype == torch.float32
     assert torch.equal(floats, InputSpec.parse("5x2").draw(3, generator(1)))

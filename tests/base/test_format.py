@@ -28,7 +28,9 @@ def test_times(value, text):
     assert f.format_ms(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.5, "500 ms"), (119, "119 s"), (150, "2 min 30 s"), (7500, "2 h 05 min")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "500 ms"), (119, "119 s"), (150, "2 min 30 s"), (7500, "2 h 05 min")]
+)
 def test_long_times(value, text):
     assert f.format_s(value) == text
 

@@ -80,8 +80,14 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         (["benhc"], "unknown verb 'benhc'. Did you mean 'bench'?"),
         (["bench", "x", "--repeets", "3"], "unrecognized arguments: --repeets 3"),
         (["bench", "x", "--repeat", "3"], "unrecognized arguments"),
-        (["bench", "x", "--repeats", "few"], "repeats = 'few' in the command line is not valid. Expected a whole number"),
-        (["bench", "x", "--mode", "trian"], "mode = 'trian' in the command line is not valid. Expected one of train, infer"),
+        (
+            ["bench", "x", "--repeats", "few"],
+            "repeats = 'few' in the command line is not valid. Expected a whole number",
+        ),
+        (
+            ["bench", "x", "--mode", "trian"],
+            "mode = 'trian' in the command line is not valid. Expected one of train, infer",
+        ),
         (["bench", "x", "--set", "repeets=3"], "Did you mean 'repeats'"),
         (["bench", "x", "--config", "gone.yaml"], "config file 'gone.yaml' does not exist"),
         (["bench"], "setting 'target' is missing"),
@@ -101,7 +107,18 @@ def test_a_wrong_command_is_one_paragraph_on_stderr_and_exit_code_2(here, hotlap
 def test_settings_come_from_line_environment_and_file_and_say_so(here, hotlap_cli, monkeypatch, jobs_in_process):
     (here / "c.yaml").write_text("repeats: 4\nprocesses: 4\nworkload:\n  width: 5\n")
     monkeypatch.setenv("HOTLAP_PROCESSES", "3")
-    arguments = ["bench", "tiny.py:mlp", "--input", "8", "--arms", "cpu", "--arms", "cpu:threads=1", "--config", "c.yaml"]
+    arguments = [
+        "bench",
+        "tiny.py:mlp",
+        "--input",
+        "8",
+        "--arms",
+        "cpu",
+        "--arms",
+        "cpu:threads=1",
+        "--config",
+        "c.yaml",
+    ]
     told = hotlap_cli(*arguments, "--seconds", "3e-1", "--set", "seed=9", "--quick", "--dry-run", "--json")
     assert told.code == 0
     data = json.loads(told.out)

@@ -103,7 +103,12 @@ def test_without_a_driver_everything_is_empty_and_the_reason_is_kept(fake_nvml, 
     monkeypatch.setattr(library, "nvmlInit", refuse, raising=False)
     with Nvml() as nvml:
         assert (nvml.available, nvml.reason) == (False, "Driver Not Loaded")
-        assert (nvml.cards(), nvml.driver_version(), nvml.handle("GPU-0000"), nvml.state("card 0")) == ([], "", None, None)
+        assert (nvml.cards(), nvml.driver_version(), nvml.handle("GPU-0000"), nvml.state("card 0")) == (
+            [],
+            "",
+            None,
+            None,
+        )
 
 
 def test_without_the_package_the_reason_names_it(monkeypatch):
@@ -136,9 +141,9 @@ def test_a_card_that_refuses_leaves_the_others_free(fake_nvml):
         return RuntimeError("Insufficient Permissions") if handle == "card 1" else None
 
     library = fake_nvml(2, **{LOCK: lock, RESET: None})
-    with pytest.raises(EnvironmentUnusable, match=r"lock_clocks_mhz = 1500.*Insufficient Permissions.*administrator"):
-        with locked_clocks(1500):
-            pytest.fail("nothing is measured with a clock that was not locked")
+    words = r"lock_clocks_mhz = 1500.*Insufficient Permissions.*administrator"
+    with pytest.raises(EnvironmentUnusable, match=words), locked_clocks(1500):
+        pytest.fail("nothing is measured with a clock that was not locked")
     assert (RESET, "card 0") in library.calls
 
 
@@ -154,7 +159,10 @@ def test_an_interruption_while_locking_frees_what_may_be_locked(fake_nvml):
 
 def test_without_a_driver_a_lock_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(EnvironmentUnusable, match=r"lock_clocks_mhz = 1500 asked for.*nvidia-ml-py"), locked_clocks(1500):
+    with (
+        pytest.raises(EnvironmentUnusable, match=r"lock_clocks_mhz = 1500 asked for.*nvidia-ml-py"),
+        locked_clocks(1500),
+    ):
         pytest.fail("not reached")
 
 

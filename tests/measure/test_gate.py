@@ -93,7 +93,10 @@ def test_weights_are_those_of_the_seed_and_the_truth_is_double():
     ("fault", "checks"),
     [
         (lambda inner, x: inner(x) * (1.2 if in_autocast() else 1.0), {"outputs"}),
-        (lambda inner, x: inner(x) + (float("nan") if in_autocast() else 0.0), {"outputs", "gradients", "loss trajectory"}),
+        (
+            lambda inner, x: inner(x) + (float("nan") if in_autocast() else 0.0),
+            {"outputs", "gradients", "loss trajectory"},
+        ),
         (lambda inner, x: inner(x) * (float("inf") if in_autocast() else 1.0), {"outputs"}),
         (lambda inner, x: inner(x).flip(1) if in_autocast() else inner(x), {"outputs", "same top class"}),
         (lambda inner, x: ScaledBackward.apply(inner(x)) if in_autocast() else inner(x), {"gradients"}),

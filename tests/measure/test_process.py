@@ -60,7 +60,9 @@ def test_the_error_of_a_target_comes_back_as_it_was_raised(describe):
 
 
 def test_a_worker_killed_in_its_factory_means_that_memory_ran_out(describe):
-    with pytest.raises(OutOfMemory, match=r"the describe process for '.*make' was killed \(SIGKILL\).*--batch") as caught:
+    with pytest.raises(
+        OutOfMemory, match=r"the describe process for '.*make' was killed \(SIGKILL\).*--batch"
+    ) as caught:
         describe("import os, signal\ndef make():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     assert caught.value.exit_code == 5
 
@@ -101,7 +103,9 @@ def test_a_timeout_is_no_memory_shortage_even_when_death_is_noticed_first(descri
 def test_a_script_that_benches_itself_without_a_guard_is_told_so(tmp_path):
     file = tmp_path / "careless.py"
     file.write_text(f"import hotlap\n{LINEAR}\nhotlap.bench(make, input='4')\n")
-    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 1
     assert "hotlap was called while hotlap was loading it" in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr

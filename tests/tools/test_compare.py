@@ -27,7 +27,9 @@ def write(tmp_path):
         measurements = [
             Measurement(
                 quantity="wall", unit="ms", arm=arm, process=p,
-                values=list(centre * (1 + spread * rng.standard_normal()) * (1 + 0.2 * spread * rng.standard_normal(10))),
+                values=list(
+                    centre * (1 + spread * rng.standard_normal()) * (1 + 0.2 * spread * rng.standard_normal(10))
+                ),
             )
             for arm, centre in centres.items()
             for p in range(processes)
@@ -90,7 +92,10 @@ def test_the_worst_arm_is_named_in_the_headline(write, judge):
 
 def test_cannot_tell_names_the_arm_that_cannot_be_told(write, judge, tmp_path):
     def both(noisy_centre, steady_centre):
-        noisy, steady = load_record(write({"noisy": noisy_centre}, spread=0.2)), load_record(write({"steady": steady_centre}))
+        noisy, steady = (
+            load_record(write({"noisy": noisy_centre}, spread=0.2)),
+            load_record(write({"steady": steady_centre})),
+        )
         both = dataclasses.replace(
             noisy, arms=noisy.arms + steady.arms, measurements=noisy.measurements + steady.measurements
         )

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from hotlap.base.errors import ConfigError, did_you_mean
 
@@ -233,7 +233,7 @@ def load_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {
+        yaml_implicit_resolvers: ClassVar = {
             first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
             for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }

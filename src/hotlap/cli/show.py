@@ -32,7 +32,7 @@ COLOURS = {
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Where to print. NO_COLOR means no escape codes at all: rich alone would still write bold, dim and a moving bar."""
+    """Where to print. NO_COLOR means no escape codes at all: rich alone would still write bold and move the bar."""
     return Console(stderr=stderr, force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 

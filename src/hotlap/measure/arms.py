@@ -76,7 +76,9 @@ def parse_arm(text: str) -> ArmSpec:
             found = _parse_option(option.strip(), text)
             clash = [key for key in found if key in values and values[key] != found[key]]
             if clash:
-                raise UsageError(f"arm {text!r}: {clash[0]} cannot be both {values[clash[0]]!r} and {found[clash[0]]!r}")
+                raise UsageError(
+                    f"arm {text!r}: {clash[0]} cannot be both {values[clash[0]]!r} and {found[clash[0]]!r}"
+                )
             values.update(found)
     spec = ArmSpec(**values)
     _check(spec, text)
