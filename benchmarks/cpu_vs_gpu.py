@@ -5,7 +5,7 @@ Arm ``cuda`` is true float32. ``cuda:tf32`` is nearer to what torch does by defa
     python -m benchmarks.cpu_vs_gpu --out results/cpu_vs_gpu.json [--quick] [--only unet-train]
 
 Each row is one ``hotlap bench`` by the full protocol. Beside it stands a bare loop, written here without any part of
-the bench, in two fresh processes: the bench's own median must agree with it within 3%.
+the bench, before and after it, in a fresh process: the bench's own median must agree with it within 3%.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-TARGETS = ("unet", "bilstm")
-MODES = ("infer", "train")
-BARE_PROCESSES = 2
-FULL = {"processes": 5, "warmup_seconds": 2.0, "max_seconds": 4.0, "context": False}
+DEVICES = ("cuda", "cpu")
+ROWS = {
+    "unet-infer": ("cpu", "cuda"),
+    "unet-train": ("cpu", "cuda", "cuda:tf32"),
+    "bilstm-infer": ("cpu", "cuda"),
+    "bilstm-train": ("cpu", "cuda"),
+}
+"""Arms of each row; TF32 stands beside float32 where convolutions dominate."""
+FULL = {"processes": 5, "seconds": 0.5, "warmup_seconds": 1.5, "max_seconds": 3.5, "context": False}
 QUICK = {"quick": True}
 
 
@@ -73,28 +78,30 @@ def bare_loop(target: str, mode: str, device: str, seconds: float) -> float:
     return 1e3 * (time.perf_counter() - begin) / iterations
 
 
-def bare_in_fresh_processes(target: str, mode: str, device: str, seconds: float, processes: int) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.cpu_vs_gpu", "--bare", target, mode, device, str(seconds)]
-    return [
-        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-        for _ in range(processes)
-    ]
+def bare_in_fresh_process(target: str, mode: str) -> dict[str, float]:
+    """One bare loop on each device, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.cpu_vs_gpu", "--bare", target, mode]
+    answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return answer
 
 
-def one_row(target: str, mode: str, quick: bool, runs: Path) -> dict[str, Any]:
-    """One bench with its bare loops."""
+def one_row(row: str, quick: bool, runs: Path) -> dict[str, Any]:
+    """One bench, with a bare loop before and another after it."""
     import hotlap
     from hotlap.records.codec import encode
 
-    before = {d: bare_in_fresh_processes(target, mode, d, 2.0, BARE_PROCESSES) for d in ("cpu", "cuda")}
-    arms = ("cpu", "cuda", "cuda:tf32")
-    record = hotlap.bench(target, mode=mode, arms=arms, runs=runs, emit=_say, **(QUICK if quick else FULL))
-    row: dict[str, Any] = {"target": target, "mode": mode, "record": encode(record), "bare_ms": before, "agreement": {}}
-    for device, samples in before.items():
+    target, _, mode = row.partition("-")
+    settings = QUICK if quick else {**FULL, "break_even": mode == "infer"}
+    bare = [bare_in_fresh_process(target, mode)]
+    record = hotlap.bench(target, mode=mode, arms=ROWS[row], runs=runs, emit=_say, **settings)
+    bare.append(bare_in_fresh_process(target, mode))
+    bare_ms = {device: [loop[device] for loop in bare] for device in DEVICES}
+    agreement = {}
+    for device, times in bare_ms.items():
         wall = record.arm(device).summary("wall")
         assert wall is not None, record.verdict
-        row["agreement"][device] = wall.median / statistics.median(samples) - 1
-    return row
+        agreement[device] = wall.median / statistics.median(times) - 1
+    return {"row": row, "record": encode(record), "bare_ms": bare_ms, "agreement": agreement}
 
 
 def _say(event: Any) -> None:
@@ -107,27 +114,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("cpu_vs_gpu.json"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--bare", nargs=4, metavar=("TARGET", "MODE", "DEVICE", "SECONDS"))
+    parser.add_argument("--only", default=",".join(ROWS), help="rows, separated by commas")
+    parser.add_argument("--bare", nargs=2, metavar=("TARGET", "MODE"))
     given = parser.parse_args()
     if given.bare:
-        target, mode, device, seconds = given.bare
-        print(bare_loop(target, mode, device, float(seconds)))
+        target, mode = given.bare
+        print(json.dumps({d: bare_loop(target, mode, d, 1.0 if d == "cuda" else 5.0) for d in DEVICES}))
         return
     rows = []
-    for target in TARGETS:
-        for mode in MODES:
-            if given.only and f"{target}-{mode}" not in given.only.split(","):
-                continue
-            began = time.time()
-            row = one_row(target, mode, given.quick, given.runs)
-            rows.append(row)
-            given.out.write_text(json.dumps({"rows": rows}, allow_nan=False))
-            verdict = row["record"]["verdict"]
-            shares = ", ".join(f"{d} {share:+.2%}" for d, share in row["agreement"].items())
-            print(
-                f"{target} {mode}: {verdict['headline']} | against a bare loop: {shares} | {time.time() - began:.0f} s"
-            )
+    for name in given.only.split(","):
+        began = time.time()
+        row = one_row(name, given.quick, given.runs)
+        rows.append(row)
+        given.out.write_text(json.dumps({"rows": rows}, allow_nan=False))
+        shares = ", ".join(f"{d} {share:+.2%}" for d, share in row["agreement"].items())
+        print(f"{name}: {row['record']['verdict']['headline']}", flush=True)
+        print(f"    against a bare loop: {shares}; {time.time() - began:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

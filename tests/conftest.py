@@ -113,3 +113,65 @@ def fake_nvml(monkeypatch):
         return library
 
     return make
+
+
+MLP = """
+from torch import nn
+
+def mlp(width=16):
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 3))
+"""
+SMALL = ("--processes", "2", "--repeats", "3", "--seconds", "0.05", "--warmup-seconds", "0.2", "--gate-steps", "2")
+
+
+@pytest.fixture(scope="session")
+def bench_run(tmp_path_factory):
+    """One real bench of a tiny MLP through the command line, shared by the tests that look at what it left."""
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "tiny.py").write_text(MLP)
+    command = ["bench", "tiny.py:mlp", "--input", "8", "--arms", "cpu,cpu:bf16", "--batch", "4", *SMALL, "--json"]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("HOTLAP_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "hotlap", *command, "--set", "workload.width=12"],
+        cwd=folder, env={**environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return SimpleNamespace(folder=folder, done=done, runs=folder / "runs")
+
+
+@pytest.fixture
+def jobs_in_process(monkeypatch):
+    """Runs the jobs of a bench in this process: the same code and the same JSON, without the start of a worker."""
+    import json
+
+    from hotlap.base.errors import HotlapError
+    from hotlap.measure import worker
+    from hotlap.measure.jobs import JOBS
+    from hotlap.measure.process import freeze_error, quiet, revive_error
+    from hotlap.records.codec import encode
+    from hotlap.tools.bench import run, self_test
+
+    done = []
+
+    def run_job(job, *, timeout_s, listen=quiet):
+        done.append(job)
+        try:
+            answer = JOBS[job["job"]](json.loads(json.dumps(job)), listen)
+        except HotlapError as error:
+            raise revive_error(freeze_error(error)) from error
+        except Exception as error:
+            raise revive_error(freeze_error(worker.explain(error, job))) from error
+        return json.loads(json.dumps(encode(answer), allow_nan=False))
+
+    for module in (run, sys_module(self_test)):
+        monkeypatch.setattr(module, "run_job", run_job)
+    return done
+
+
+def sys_module(function):
+    """The module a function lives in."""
+    import sys
+
+    return sys.modules[function.__module__]

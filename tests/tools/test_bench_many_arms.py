@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotlap.base import stats
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.jobs import ArmFailure
 from hotlap.records.measurement import Comparison, Measurement
@@ -47,7 +46,6 @@ def test_twice_the_speed_is_named_whatever_the_number_of_arms(processes, rivals)
         found += wall(arm, processes, 10.0, seed=number)
     comparisons = compare_arms(rows(found), {}, found, min_effect=0.01)
     assert [c.verdict for c in comparisons] == ["faster"] * rivals
-    assert all(c.p_value is not None and c.p_value <= stats.ALPHA for c in comparisons)
 
 
 def test_the_paired_test_stays_where_it_can_reach_its_level():

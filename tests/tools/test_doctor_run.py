@@ -16,7 +16,7 @@ from rich.console import Console
 import hotlap
 from hotlap.base.errors import ConfigError, UnknownName
 from hotlap.cli.show_doctor import show_doctor
-from hotlap.records.run import load
+from hotlap.records.run import load_record
 from hotlap.tools.doctor import DoctorConfig, doctor, fix_script
 from hotlap.tools.doctor.finding import Finding, Fix, failed, passed, warned
 from hotlap.tools.doctor.nvml_facts import NvmlFacts
@@ -59,7 +59,7 @@ def test_a_machine_without_a_card_is_usable_and_its_record_is_saved(tmp_path):
     gpu = [check for check in record.checks if check.group == "gpu"]
     assert len(gpu) > 10
     assert {(check.status, check.observed) for check in gpu} == {("SKIP", "no NVIDIA card here")}
-    again = load(Path(record.path))
+    again = load_record(Path(record.path))
     assert again.checks == record.checks
     assert Path(record.path).parent.parent == tmp_path / "runs/doctor"
 
@@ -157,7 +157,7 @@ def test_an_interrupted_examination_leaves_what_it_found(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         examine_all(tmp_path, no_card(tmp_path), Impatient())
     (file,) = (tmp_path / "runs").glob("doctor/*/record.json")
-    record = load(file)
+    record = load_record(file)
     assert record.status == "interrupted"
     assert "driver-match" in {check.name for check in record.checks}
 
@@ -256,7 +256,7 @@ def test_a_python_with_nothing_installed_gets_a_record_and_exit_code_4(tmp_path)
     command = [str(tmp_path / "bare/bin/python"), "-c", BARE, str(tmp_path / "runs")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 4, done.stderr
-    checks = {check.name: check for check in load(Path(done.stdout.strip())).checks}
+    checks = {check.name: check for check in load_record(Path(done.stdout.strip())).checks}
     assert checks["torch-package"].status == "FAIL"
     assert "torch is not installed" in checks["torch-package"].observed
     assert "torch" in checks["torch-package"].fix

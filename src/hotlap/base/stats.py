@@ -21,10 +21,10 @@ CONFIDENCE = 0.95
 RESAMPLES = 4000
 MIN_SAMPLES_FOR = {"p50": 5, "p90": 64, "p95": 90, "p99": 459}
 """Samples a percentile needs before it is printed: a p99 from fewer than 459 is a guess even when none exceeds it."""
-FEW_PROCESSES_GAP = 0.10
-"""With too few processes for a test, a difference is named only if every process agrees and it is at least this."""
-FEWEST_PROCESSES = 3
-"""Fewer can name nothing: one process agrees with itself, and two against two part by chance one time in three."""
+FAMILY_ALPHA = 0.05
+"""Level after correction for several comparisons; the fewest processes could never reach ALPHA for many arms."""
+CLEAR_GAP = 0.10
+"""A difference this large on which every process agrees is named even where the processes are too few for a test."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Decision:
     p_value: float | None
     test: str
     min_detectable: float
+    unanimous: bool
+    """Every process agrees on the direction; unpaired, the two groups do not overlap at all."""
     verdict: str
     reason: str
 
@@ -161,58 +163,53 @@ def min_detectable(base: np.ndarray, other: np.ndarray, ratio: Interval, *, pair
     return float(math.exp((t.ppf(1 - ALPHA / 2, freedom) + t.ppf(0.8, freedom)) * error) - 1)
 
 
-def _test(base: np.ndarray, other: np.ndarray, *, paired: bool, questions: int) -> tuple[float | None, str]:
-    """The p-value and the test's name; None where no outcome of so few processes could reach ALPHA.
-
-    The p-values of several ``questions`` are corrected together, so that each has to reach ALPHA / questions: the
-    paired test of eight processes can do that for two, and only the other test for more.
-    """
-    level = ALPHA / questions
-    if paired and 2 / 2 ** len(base) <= level:
+def _test(base: np.ndarray, other: np.ndarray, *, paired: bool) -> tuple[float | None, str]:
+    """The p-value and the test's name; None where no outcome of so few processes could reach ALPHA."""
+    if paired and 2 / 2 ** len(base) <= ALPHA:
         return sign_flip_p(np.log(base) - np.log(other)), "sign-flip permutation of paired process medians"
-    if 2 / math.comb(len(base) + len(other), len(base)) <= level:
+    if 2 / math.comb(len(base) + len(other), len(base)) <= ALPHA:
         return mann_whitney_p(base, other), "Mann-Whitney on process medians"
     return None, "none: too few processes"
 
 
-def compare(
-    base: Samples, other: Samples, *, paired: bool, min_effect: float, seed: int = 0, questions: int = 1
-) -> Decision:
+def compare(base: Samples, other: Samples, *, paired: bool, min_effect: float, seed: int = 0) -> Decision:
     """Whether ``other`` is faster or slower than ``base``, or this sample cannot tell.
 
-    A difference is named when the 95% interval of the ratio excludes 1, the exact test agrees, and it is at least
-    ``min_effect``. With too few processes for any test, every process must agree on at least FEW_PROCESSES_GAP.
-    ``questions`` says over how many comparisons the p-value will be corrected.
+    A difference is named when the 95% interval of the ratio excludes 1, it is at least ``min_effect``, and the exact
+    test agrees; or, where so few processes cannot pass a test, when every process agrees on at least CLEAR_GAP.
     """
     medians, others = process_medians(base), process_medians(other)
     ratio = ratio_interval(base, other, paired=paired, seed=seed)
-    p_value, test = _test(medians, others, paired=paired, questions=questions)
+    p_value, test = _test(medians, others, paired=paired)
     detectable = min_detectable(medians, others, ratio, paired=paired)
-    verdict, reason = decide(ratio, p_value, min_effect=min_effect, apart=_apart(medians, others))
-    return Decision(ratio, p_value, test, detectable, verdict, reason)
+    unanimous = _unanimous(medians, others, paired=paired)
+    verdict, reason = decide(ratio, p_value, p_value, min_effect=min_effect, unanimous=unanimous)
+    return Decision(ratio, p_value, test, detectable, unanimous, verdict, reason)
 
 
-def _apart(base: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the two groups do not overlap at all, and are large enough for that to say something."""
-    enough = min(len(base), len(other)) >= FEWEST_PROCESSES
-    return enough and bool(base.min() > other.max() or other.min() > base.max())
+def _unanimous(base: np.ndarray, other: np.ndarray, *, paired: bool) -> bool:
+    if paired:
+        return bool((base > other).all() or (base < other).all())
+    return bool(base.min() > other.max() or other.min() > base.max())
 
 
-def decide(ratio: Interval, p_value: float | None, *, min_effect: float, apart: bool) -> tuple[str, str]:
-    """The verdict and why; ``p_value`` may have been corrected for several comparisons since it was computed."""
+def decide(
+    ratio: Interval, p_value: float | None, family_p: float | None, *, min_effect: float, unanimous: bool
+) -> tuple[str, str]:
+    """The verdict and why; ``family_p`` is the p-value corrected for all comparisons of the run."""
     direction = "faster" if ratio.value > 1 else "slower"
     size = abs(math.log(ratio.value))
     if ratio.low <= 1 <= ratio.high:
         return "inconclusive", "the 95% interval of the ratio includes 1"
     if size < math.log1p(min_effect):
         return "inconclusive", f"the difference is below {min_effect:.1%}, the smallest worth naming"
+    if p_value is not None and family_p is not None and p_value <= ALPHA and family_p <= FAMILY_ALPHA:
+        return direction, f"the interval excludes 1 and p = {p_value:.4f}"
+    if unanimous and size >= math.log1p(CLEAR_GAP):
+        return direction, f"every process agrees on a difference of at least {CLEAR_GAP:.0%}"
     if p_value is None:
-        if apart and size >= math.log1p(FEW_PROCESSES_GAP):
-            return direction, "every process agrees; too few processes for a test"
-        return "inconclusive", f"too few processes to name a difference under {FEW_PROCESSES_GAP:.0%}"
-    if p_value > ALPHA:
-        return "inconclusive", f"the exact test does not exclude chance (p = {p_value:.3f} > {ALPHA})"
-    return direction, f"the interval excludes 1 and p = {p_value:.4f}"
+        return "inconclusive", f"too few processes to name a difference under {CLEAR_GAP:.0%}"
+    return "inconclusive", f"the exact test does not exclude chance (p = {max(p_value, family_p or 0):.3f})"
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

@@ -102,6 +102,7 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
         Path(temporary).replace(path)
     except OSError as error:
         raise StorageError(
@@ -110,6 +111,12 @@ def write_atomic(path: Path, text: str) -> None:
         ) from error
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def save(record: RunRecord, folder: Path) -> RunRecord:

@@ -17,7 +17,7 @@ def sweep_batches(largest: int) -> list[int]:
 def find_break_even(sweep: Sweep, host: str, card: str) -> dict[str, Any]:
     """The smallest tried batch from which on the card wins at every larger one, or None; in words too."""
     host_ms, card_ms = sweep.times_ms[host], sweep.times_ms[card]
-    wins = [math.isnan(h) or c < h for h, c in zip(host_ms, card_ms, strict=True)]
+    wins = [not math.isnan(c) and (math.isnan(h) or c < h) for h, c in zip(host_ms, card_ms, strict=True)]
     batch = None
     for size, won in reversed(list(zip(sweep.batches, wins, strict=True))):
         if not won:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 from hotlap.base.errors import ConfigError
 from hotlap.base.settings import Layer
 
+SELF_TEST = Layer(
+    "--self-test", {"target": "bilstm", "batch": 8, "workload": {"hidden": 32, "length": 32, "embedding": 32}}
+)
 QUICK = Layer(
     "--quick",
     {
@@ -33,8 +37,8 @@ QUICK_GIVES_UP = (
 class BenchConfig:
     """Times a target on several arms, in fresh processes, under a numeric gate."""
 
-    target: str
-    """Registered name, module:factory or file.py:factory."""
+    target: str = ""
+    """Registered name, module:factory or file.py:factory; --self-test may go without and takes a small bilstm."""
     arms: tuple[str, ...] = ()
     """Ways to run it, as cpu,cuda:bf16+channels_last+compile; the first is the baseline. By default the tuned CPU
     against the GPU, or plain against tuned CPU settings where there is no GPU."""
@@ -86,15 +90,18 @@ class BenchConfig:
     """Name of the run; by default the target's."""
 
     def __post_init__(self) -> None:
+        if not self.target and not self.self_test:
+            raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
         least = {"batch": 1, "processes": 1, "repeats": 1, "gate_batch": 1, "gate_steps": 1, "lock_clocks_mhz": 1}
         for key, low in least.items():
             value = getattr(self, key)
             if value is not None and value < low:
                 raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
         for key in ("seconds", "max_seconds", "warmup_seconds", "timeout_s", "min_effect"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key} = {getattr(self, key)} is negative", expected="0 or more")
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="0 or more, and finite")
 
     def presets(self) -> list[Layer]:
-        """The settings that --quick brings in."""
-        return [QUICK] if self.quick else []
+        """The settings that --quick, and --self-test without a target, bring in."""
+        own = [SELF_TEST] if self.self_test and not self.target else []
+        return own + ([QUICK] if self.quick else [])

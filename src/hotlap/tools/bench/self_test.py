@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from hotlap.base import events, stats
-from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, HotlapError, OutOfMemory, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.jobs import Timings
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
@@ -30,6 +31,10 @@ def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, st
     """Times an arm against itself 40 times by the full protocol and counts the differences it names."""
     config = dataclasses.replace(config, batch=config.batch or describe(config).default_batch)
     arm = config.arms[0] if config.arms else "cpu"
+    if parse_arm(arm).tuned:
+        raise UsageError(f"arm {arm!r} stands for the winner of a race", expected="an arm to be timed against itself")
+    about = describe(config)
+    config = dataclasses.replace(config, batch=config.batch or about.default_batch)
     labels = [f"{arm} {side}{pair}" for pair in range(PAIRS) for side in "AB"]
     record = begin("self-test", config.name or "self-test", config, sources or {}, capture())
     folder = run_folder(config.runs, record.name)
@@ -44,14 +49,25 @@ def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, st
                 job = _job(config, arm, labels, process, began)
                 emit(events.advance("self-test", number * config.processes + process, total, f"round {number + 1}"))
                 found: Timings = decode(Timings, run_job(job, timeout_s=config.timeout_s))
+                _raise_failure(found, config)
                 rounds[-1] += found.measurements
             record = save(_snapshot(record, rounds, config), folder)
     except KeyboardInterrupt:
         save(dataclasses.replace(record, status="interrupted", finished_at=now()), folder)
         raise
+    except HotlapError as error:
+        save(dataclasses.replace(record, status="failed", finished_at=now(), notes=[str(error)]), folder)
+        raise
     finally:
         emit(events.finish("self-test"))
     return save(_judge(record), folder)
+
+
+def _raise_failure(found: Timings, config: BenchConfig) -> None:
+    """Without both sides of every pair there is nothing to count."""
+    if found.failures:
+        kind = OutOfMemory if found.failures[0].out_of_memory else TargetError
+        raise kind(f"target {config.target!r} could not be timed: {found.failures[0].what}")
 
 
 def _job(config: BenchConfig, arm: str, labels: list[str], process: int, began: float) -> dict[str, Any]:

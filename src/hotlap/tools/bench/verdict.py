@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hotlap.base import stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_OUT_OF_MEMORY
-from hotlap.base.format import format_percent
+from hotlap.base.format import format_percent, format_ratio
 from hotlap.base.stats import Samples
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.jobs import ArmFailure, Footprint
@@ -115,14 +115,13 @@ def compare_arms(
         return []
     rivals = [a for a in arms if a.role == "arm" and a.summary("wall") is not None and _green(gates, a.name)]
     reference = samples_of(measurements, base.name, "wall")
-    decisions = [
-        _paired(reference, samples_of(measurements, a.name, "wall"), min_effect, questions=len(rivals)) for a in rivals
-    ]
+    decisions = [_paired(reference, samples_of(measurements, a.name, "wall"), min_effect) for a in rivals]
     corrected = stats.holm([d.p_value for d in decisions])
     found = []
     for arm, decision, p_value in zip(rivals, decisions, corrected, strict=True):
-        apart = "every process agrees" in decision.reason
-        verdict, reason = stats.decide(decision.ratio, p_value, min_effect=min_effect, apart=apart)
+        verdict, reason = stats.decide(
+            decision.ratio, decision.p_value, p_value, min_effect=min_effect, unanimous=decision.unanimous
+        )
         if verdict != "inconclusive" and any("another process" in note for note in (*arm.notes, *base.notes)):
             verdict, reason = "inconclusive", "another process was on the device while it was timed"
         found.append(_comparison(arm.name, base.name, "wall", decision, p_value, verdict, reason))
@@ -130,10 +129,10 @@ def compare_arms(
     return found
 
 
-def _paired(base: Samples, other: Samples, min_effect: float, questions: int = 1) -> stats.Decision:
+def _paired(base: Samples, other: Samples, min_effect: float) -> stats.Decision:
     """The comparison of arms timed in the same processes; an arm that failed midway is compared as far as it came."""
     common = min(len(base), len(other))
-    return stats.compare(base[:common], other[:common], paired=True, min_effect=min_effect, questions=questions)
+    return stats.compare(base[:common], other[:common], paired=True, min_effect=min_effect)
 
 
 def _green(gates: Mapping[str, Gate], arm: str) -> bool:
@@ -240,11 +239,7 @@ def _gate_line(gate: Gate) -> str:
 
 def describe_comparison(c: Comparison) -> str:
     """One comparison as a sentence."""
-    figure = (
-        f"{c.ratio:.2f}x [{c.low:.2f}, {c.high:.2f}]"
-        if c.ratio < 100
-        else f"{c.ratio:.0f}x [{c.low:.0f}, {c.high:.0f}]"
-    )
+    figure = format_ratio(c.ratio, c.low, c.high)
     if c.verdict == "inconclusive":
         shows = format_percent(c.min_detectable)
         return f"{c.arm} against {c.baseline}: inconclusive, {figure}; {c.reason}; could show {shows}"
