@@ -1,7 +1,7 @@
 """The documents keep their word: README's blocks run, named paths exist, links lead somewhere.
 
-A block that cannot run here has ``<!-- not run: reason -->`` on the line before it; one that may end in another way than
-exit code 0 has ``<!-- exits 0 or 3: reason -->``. Installation lines are not run, but their make targets must exist.
+A block that cannot run here has ``<!-- not run: reason -->`` on the line before it; one that may end with another exit
+code than 0 has ``<!-- exits 0 or 3: reason -->``. Installation lines are not run, but their make targets must exist.
 """
 
 from __future__ import annotations

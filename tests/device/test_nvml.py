@@ -141,9 +141,9 @@ def test_a_card_that_refuses_leaves_the_others_free(fake_nvml):
         return RuntimeError("Insufficient Permissions") if handle == "card 1" else None
 
     library = fake_nvml(2, **{LOCK: lock, RESET: None})
-    with pytest.raises(EnvironmentUnusable, match=r"lock_clocks_mhz = 1500.*Insufficient Permissions.*administrator"):
-        with locked_clocks(1500):
-            pytest.fail("nothing is measured with a clock that was not locked")
+    words = r"lock_clocks_mhz = 1500.*Insufficient Permissions.*administrator"
+    with pytest.raises(EnvironmentUnusable, match=words), locked_clocks(1500):
+        pytest.fail("nothing is measured with a clock that was not locked")
     assert (RESET, "card 0") in library.calls
 
 

@@ -131,7 +131,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
         write_atomic(file, "new")
     assert caught.value.exit_code == 4
     assert file.read_text() == "old"
-    assert os.listdir(tmp_path) == [RECORD_NAME]
+    assert [p.name for p in tmp_path.iterdir()] == [RECORD_NAME]
 
 
 def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -144,7 +144,7 @@ def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_
     with pytest.raises(KeyboardInterrupt):
         write_atomic(file, "new")
     assert file.read_text() == "old"
-    assert os.listdir(tmp_path) == [RECORD_NAME]
+    assert [p.name for p in tmp_path.iterdir()] == [RECORD_NAME]
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
 def test_two_runs_of_one_second_get_two_folders(tmp_path):
     folders = [run_folder(tmp_path, "demo") for _ in range(3)]
     assert len(set(folders)) == 3
-    assert all(folder.is_dir() and not os.listdir(folder) for folder in folders)
+    assert all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
     assert sorted(folders) == folders, "later runs sort later"
 
 
