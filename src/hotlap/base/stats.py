@@ -25,6 +25,8 @@ FAMILY_ALPHA = 0.05
 """Level after correction for several comparisons; the fewest processes could never reach ALPHA for many arms."""
 CLEAR_GAP = 0.10
 """A difference this large on which every process agrees is named even where the processes are too few for a test."""
+FEWEST_PROCESSES = 3
+"""Fewer can agree on nothing: one process agrees with itself, and two against two part by chance one time in three."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,8 @@ def compare(base: Samples, other: Samples, *, paired: bool, min_effect: float, s
 
 
 def _unanimous(base: np.ndarray, other: np.ndarray, *, paired: bool) -> bool:
+    if min(len(base), len(other)) < FEWEST_PROCESSES:
+        return False
     if paired:
         return bool((base > other).all() or (base < other).all())
     return bool(base.min() > other.max() or other.min() > base.max())

@@ -29,7 +29,6 @@ MAX_RATE = 0.05
 
 def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Times an arm against itself 40 times by the full protocol and counts the differences it names."""
-    config = dataclasses.replace(config, batch=config.batch or describe(config).default_batch)
     arm = config.arms[0] if config.arms else "cpu"
     if parse_arm(arm).tuned:
         raise UsageError(f"arm {arm!r} stands for the winner of a race", expected="an arm to be timed against itself")

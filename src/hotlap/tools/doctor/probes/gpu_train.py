@@ -111,7 +111,7 @@ def cuda_graph() -> Finding:
 )
 def gpu_compile() -> Finding:
     """A small function compiled through Triton from nothing and compared with float64."""
-    import triton
+    from importlib.metadata import version
 
     finding = compile_and_compare("cuda")
-    return Finding(status=finding.status, observed=f"Triton {triton.__version__}: {finding.observed}", fix=finding.fix)
+    return Finding(status=finding.status, observed=f"Triton {version('triton')}: {finding.observed}", fix=finding.fix)
