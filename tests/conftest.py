@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,16 @@ def source_path() -> str:
 
     here = str(Path(hotlap.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bytecode(tmp_path_factory):
+    """Where Python may not write bytecode, every worker would compile torch again; for this session it may."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.dont_write_bytecode:
+            patch.setenv("PYTHONDONTWRITEBYTECODE", "")
+            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +116,6 @@ class FakeNvml:
 @pytest.fixture
 def fake_nvml(monkeypatch):
     """Makes a fake driver that every session with NVML then talks to."""
-    import sys
 
     def make(num_cards: int = 2, **answers) -> FakeNvml:
         library = FakeNvml(num_cards, **answers)
@@ -125,10 +135,9 @@ SMALL = ("--processes", "2", "--repeats", "3", "--seconds", "0.05", "--warmup-se
 
 
 @pytest.fixture(scope="session")
-def bench_run(tmp_path_factory):
+def bench_run(tmp_path_factory, _bytecode):
     """One real bench of a tiny MLP through the command line, shared by the tests that look at what it left."""
     import subprocess
-    import sys
 
     folder = tmp_path_factory.mktemp("bench")
     (folder / "tiny.py").write_text(MLP)
@@ -172,6 +181,4 @@ def jobs_in_process(monkeypatch):
 
 def sys_module(function):
     """The module a function lives in."""
-    import sys
-
     return sys.modules[function.__module__]

@@ -1,4 +1,4 @@
-"""The house rules, read from the source itself: which room imports which, who owns which library, how long is long."""
+"""The house rules, read from the source itself: which room may import which, who owns what, how long is long."""
 
 from __future__ import annotations
 

@@ -191,3 +191,15 @@ def test_compiling_again_during_timing_is_flagged(monkeypatch):
     trace = time_arms([timer], protocol(), quiet)
     assert trace.notes["cpu"] == ["torch.compile compiled again during timing"]
     assert trace.measurements[0].flags == ["torch.compile compiled again during timing"]
+
+
+def test_collecting_between_blocks_does_not_walk_what_was_there_before(monkeypatch):
+    walked = []
+    monkeypatch.setattr(timed.gc, "collect", lambda: walked.append(len(timed.gc.get_objects())))
+    timer = ArmTimer(Waiter(), seed=0)
+    timer.step_s = 0.001
+    time_arms([timer], protocol(), quiet)
+    assert len(walked) == 1 + NUM_BLOCKS
+    assert max(walked[1:]) < walked[0] / 10
+    assert timed.gc.get_freeze_count() == 0, "and it can be collected again afterwards"
+    assert timed.gc.isenabled()

@@ -17,7 +17,7 @@ from rich.text import Text
 from hotlap.base.errors import EXIT_OK, RecordError
 from hotlap.base.events import Emit
 from hotlap.cli.options import Common, Request
-from hotlap.cli.show import COLOURS, ProgressDoor, show_record
+from hotlap.cli.show import COLOURS, ProgressDoor, make_console, show_record
 from hotlap.records.codec import encode
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 
@@ -104,8 +104,8 @@ def _list_targets(common: Common) -> int:
     for column in ("target", "what it is", "from"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], row["summary"], row["from"])
-    console = Console()
+        table.add_row(Text(row["name"]), Text(row["summary"]), Text(row["from"]))
+    console = make_console()
     console.print(table)
     console.print(
         Text("Also module:factory and file.py:factory; a plain nn.Module needs --input 3x224x224.", style="dim")
@@ -134,8 +134,8 @@ def _list_runs(config: ListConfig, common: Common) -> int:
         table.add_column(column, overflow="fold")
     for row in rows:
         status = Text(row["status"], style=COLOURS.get(row["status"], "red"))
-        table.add_row(row["run"], row.get("kind", ""), status, row["headline"])
-    Console().print(table if rows else f"No runs under {config.runs}.")
+        table.add_row(Text(row["run"]), Text(row.get("kind", "")), status, Text(row["headline"]))
+    make_console().print(table if rows else Text(f"No runs under {config.runs}."))
     return EXIT_OK
 
 
@@ -165,7 +165,7 @@ def _silent(common: Common) -> bool:
 
 
 def _stderr() -> Console:
-    return Console(stderr=True)
+    return make_console(stderr=True)
 
 
 def _dry_run(request: Request, lines: list[str]) -> int:
@@ -180,8 +180,8 @@ def _dry_run(request: Request, lines: list[str]) -> int:
     for field in dataclasses.fields(config):
         keys = [key for key in sources if key == field.name or key.startswith(field.name + ".")]
         came = ", ".join(dict.fromkeys(sources[key] for key in keys))
-        table.add_row(field.name, str(encode(getattr(config, field.name))), came)
-    console = Console()
+        table.add_row(field.name, Text(str(encode(getattr(config, field.name)))), Text(came))
+    console = make_console()
     console.print(table)
     for line in lines:
         console.print(Text(line))
@@ -192,7 +192,7 @@ def _print_record(record: RunRecord, common: Common) -> None:
     if common.json:
         _print_json(encode(record))
     else:
-        show_record(record, Console())
+        show_record(record, make_console())
 
 
 def _print_json(data: Any) -> None:

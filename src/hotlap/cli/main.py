@@ -63,7 +63,7 @@ def _dispatch(name: str, arguments: list[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     sys.stderr.write(f"\033[31mhotlap:\033[0m {text}\n" if colour else f"hotlap: {text}\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,11 @@ COLOURS = {
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
 }  # fmt: skip
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Where to print. NO_COLOR means no escape codes at all: rich alone would still write bold and move the bar."""
+    return Console(stderr=stderr, force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 
 class ProgressDoor:
@@ -223,5 +229,5 @@ def _gate_table(record: RunRecord) -> Table:
     for gate in record.gates:
         for check in gate.checks:
             mark = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
-            table.add_row(gate.arm, check.name, format_error(check.error), format_error(check.allowed), mark)
+            table.add_row(gate.arm, Text(check.name), format_error(check.error), format_error(check.allowed), mark)
     return table

@@ -5,6 +5,7 @@ Order within a cycle is drawn anew and run once forwards and once backwards, so 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -215,7 +216,11 @@ def time_arms(timers: list[ArmTimer], protocol: Protocol, listen: Listen) -> Tra
     queue = FullQueue() if any(t.on_cuda for t in timers) else None
     alive = list(timers)
     order: list[ArmTimer] = []
-    with Nvml() as nvml:
+    gc.collect()
+    gc.freeze()  # torch alone is half a million objects, which every collection between blocks would walk again
+    with contextlib.ExitStack() as stack:
+        stack.callback(gc.unfreeze)
+        nvml = stack.enter_context(Nvml())
         watch = Watch(nvml, timers)
         for cycle in range(cycles):
             order = order[::-1] if cycle % 2 else rng.sample(alive, len(alive))

@@ -38,14 +38,14 @@ class CompareConfig:
             raise ConfigError(
                 f"records = {list(self.records)} names {len(self.records)}", expected="two: before and after"
             )
-        if self.tolerance <= 0:
+        if not self.tolerance > 0:
             raise ConfigError(f"tolerance = {self.tolerance} is not valid", expected="a fraction above 0, such as 0.05")
 
 
 def compare(config: CompareConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """The comparison of two records, arm by arm."""
     before, after = (load_record(resolve_run(text, config.runs)) for text in config.records)
-    notes = _check_alike(before, after, config.force)
+    notes = _check_alike(before, after, config.force) + _note_missing(before, after)
     for text in notes:
         emit(events.warn(text))
     arms = _common_arms(before, after, config)
@@ -90,6 +90,12 @@ def _check_alike(before: RunRecord, after: RunRecord, force: bool) -> list[str]:
     return [f"Not the code alone: {text}." for text in changed] + [f"Different work: {text}." for text in different]
 
 
+def _note_missing(before: RunRecord, after: RunRecord) -> list[str]:
+    """Says which arms cannot be compared, so that one that vanished does not pass for one that is well."""
+    alone = sorted({arm.name for arm in before.arms} ^ {arm.name for arm in after.arms})
+    return [f"Not compared, because only one record has it: {', '.join(alone)}."] if alone else []
+
+
 def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig) -> list[str]:
     def timed(record: RunRecord) -> list[str]:
         return [arm.name for arm in record.arms if record.samples(arm.name, config.quantity)]
@@ -112,9 +118,11 @@ def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig) -> 
 def _compare_arm(before: RunRecord, after: RunRecord, arm: str, config: CompareConfig) -> Comparison:
     base, other = before.samples(arm, config.quantity), after.samples(arm, config.quantity)
     decision = stats.compare(base, other, paired=False, min_effect=0.01)
-    slower = decision.verdict == "slower"
     excluded = decision.ratio.low >= 1 / (1 + config.tolerance)
+    slower = decision.verdict == "slower" and not excluded
     reason = decision.reason
+    if decision.verdict == "slower" and excluded:
+        reason = f"slower, but within the tolerance of {format_percent(config.tolerance)}"
     if not slower and not excluded:
         reason = f"a slow-down of {format_percent(config.tolerance)} is not excluded; repeat with more processes"
     verdict = decision.verdict if slower or decision.verdict == "faster" else "same" if excluded else "inconclusive"
@@ -135,7 +143,6 @@ def _compare_arm(before: RunRecord, after: RunRecord, arm: str, config: CompareC
 
 def _verdict(comparisons: Sequence[Comparison], tolerance: float) -> Verdict:
     lines = [f"{c.arm}: {c.verdict}, {format_ratio(c.ratio, c.low, c.high)} the speed; {c.reason}" for c in comparisons]
-    worst = min(comparisons, key=lambda c: c.ratio)
     kinds = {c.verdict for c in comparisons}
     if "slower" in kinds:
         worst = min((c for c in comparisons if c.verdict == "slower"), key=lambda c: c.ratio)
@@ -144,6 +151,7 @@ def _verdict(comparisons: Sequence[Comparison], tolerance: float) -> Verdict:
         )
         return Verdict(outcome="regression", headline=headline, exit_code=EXIT_CHECK_FAILED, lines=lines)
     if "inconclusive" in kinds:
+        worst = min((c for c in comparisons if c.verdict == "inconclusive"), key=lambda c: c.low)
         headline = f"Cannot tell: a slow-down of {format_percent(tolerance)} is not excluded for {worst.arm}"
         return Verdict(outcome="inconclusive", headline=headline, exit_code=EXIT_INCONCLUSIVE, lines=lines)
     headline = f"No regression: slow-downs of {format_percent(tolerance)} or more are excluded"

@@ -37,6 +37,12 @@ class Fails(Small):
 """
 
 
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setattr(module, "PAIRS", 2)
+
+
 def settings(tmp_path, **changes):
     (tmp_path / "selfie.py").write_text(TARGET)
     given = {"target": f"{tmp_path}/selfie.py:Small", "arms": ("cpu:threads=1",), "processes": 3, "repeats": 3,
@@ -76,9 +82,7 @@ def test_equal_pairs_are_trustworthy():
     assert (verdict.outcome, verdict.exit_code) == ("trustworthy", 0)
 
 
-def test_it_runs_and_counts_every_pair_of_every_round(tmp_path, jobs_in_process, monkeypatch):
-    monkeypatch.setattr(module, "ROUNDS", 2)
-    monkeypatch.setattr(module, "PAIRS", 2)
+def test_it_runs_and_counts_every_pair_of_every_round(tmp_path, jobs_in_process):
     record = self_test(settings(tmp_path))
     assert record.status == "complete" and record.kind == "self-test"
     assert record.extra["self_test"]["comparisons"] == 4

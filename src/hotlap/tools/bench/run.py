@@ -205,11 +205,9 @@ class _Run:
         self.notes.append(f"cpu:tuned is {chosen.name} here.")
         for group in (self.arms, self.context):
             if TUNED in group:
-                place = group.index(TUNED)
-                if chosen in self.arms:
-                    group.remove(TUNED)
-                else:
-                    group[place] = chosen
+                group[group.index(TUNED)] = chosen
+                group[:] = dict.fromkeys(group)  # the first place counts, since the first arm is the baseline
+        self.context[:] = [spec for spec in self.context if spec not in self.arms]
 
     def _gate(self) -> None:
         names = [spec.name for spec in self.arms + self.context if spec.name not in self.gates]

@@ -1,0 +1,248 @@
+"""The command line: what it takes, what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import hotlap
+from hotlap import targets
+from hotlap.base import registry
+from hotlap.base.registry import Registry
+from hotlap.cli.main import run
+from hotlap.cli.verbs import VERBS
+from hotlap.records.environment import capture
+from hotlap.records.measurement import Verdict
+from hotlap.records.run import begin, find_runs, run_folder, save
+
+BUILT = [name for name in VERBS if name not in ("doctor", "report")]
+"""The verbs whose tools are tested here; the others' live with their tools."""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text("from torch import nn\ndef mlp(width=16):\n    return nn.Linear(8, width)\n")
+    return tmp_path
+
+
+@pytest.fixture
+def hotlap_cli(capsys):
+    """Runs a command line in this process."""
+
+    def call(*arguments):
+        code = run([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return call
+
+
+def write_record(root, name="demo", headline="all well", status="complete"):
+    record = begin("bench", name, {"mode": "train", "batch": 4}, {}, capture(import_torch=False))
+    verdict = Verdict(outcome="faster", headline=headline, exit_code=0, lines=[headline])
+    return save(__import__("dataclasses").replace(record, status=status, verdict=verdict), run_folder(root, name))
+
+
+def test_the_overview_names_every_verb_and_exit_code(hotlap_cli):
+    for arguments in ([], ["--help"], ["-h"], ["help"]):
+        told = hotlap_cli(*arguments)
+        assert told.code == 0
+        assert all(f"  {name} " in told.out for name in VERBS)
+        assert "5 out of memory" in told.out
+    assert hotlap_cli("--version").out == f"hotlap {hotlap.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", BUILT)
+def test_the_help_of_a_verb_has_its_example_and_the_common_options(hotlap_cli, verb):
+    told = hotlap_cli(verb, "--help")
+    assert told.code == 0
+    assert VERBS[verb].example in " ".join(told.out.split())
+    for flag in ("--json", "--quiet", "--dry-run", "--config", "--set"):
+        assert flag in told.out
+
+
+def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
+    text = " ".join(hotlap_cli("bench", "--help").out.split())
+    assert "Fresh processes, the unit of replication; each times every arm. (default 8)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["benhc"], "unknown verb 'benhc'. Did you mean 'bench'?"),
+        (["bench", "x", "--repeets", "3"], "unrecognized arguments: --repeets 3"),
+        (["bench", "x", "--repeat", "3"], "unrecognized arguments"),
+        (
+            ["bench", "x", "--repeats", "few"],
+            "repeats = 'few' in the command line is not valid. Expected a whole number",
+        ),
+        (
+            ["bench", "x", "--mode", "trian"],
+            "mode = 'trian' in the command line is not valid. Expected one of train, infer",
+        ),
+        (["bench", "x", "--set", "repeets=3"], "Did you mean 'repeats'"),
+        (["bench", "x", "--config", "gone.yaml"], "config file 'gone.yaml' does not exist"),
+        (["bench"], "setting 'target' is missing"),
+        (["compare", "a"], "names 1. Expected two"),
+        (["show", "nothing"], "no run 'nothing' under 'runs'"),
+        (["list", "things"], "what = 'things'"),
+    ],
+)
+def test_a_wrong_command_is_one_paragraph_on_stderr_and_exit_code_2(here, hotlap_cli, arguments, words):
+    told = hotlap_cli(*arguments)
+    assert told.code == 2
+    assert told.out == ""
+    assert told.err.startswith("hotlap: ") and words in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_settings_come_from_line_environment_and_file_and_say_so(here, hotlap_cli, monkeypatch, jobs_in_process):
+    (here / "c.yaml").write_text("repeats: 4\nprocesses: 4\nworkload:\n  width: 5\n")
+    monkeypatch.setenv("HOTLAP_PROCESSES", "3")
+    arguments = [
+        "bench",
+        "tiny.py:mlp",
+        "--input",
+        "8",
+        "--arms",
+        "cpu",
+        "--arms",
+        "cpu:threads=1",
+        "--config",
+        "c.yaml",
+    ]
+    told = hotlap_cli(*arguments, "--seconds", "3e-1", "--set", "seed=9", "--quick", "--dry-run", "--json")
+    assert told.code == 0
+    data = json.loads(told.out)
+    assert data["config"]["arms"] == ["cpu", "cpu:threads=1"]
+    assert data["config"]["workload"] == {"width": 5}
+    want = {"repeats": 4, "processes": 3, "seconds": 0.3, "seed": 9, "max_seconds": 3.0, "batch": None}
+    assert {key: data["config"][key] for key in want} == want
+    assert {key: data["sources"][key] for key in want} == {
+        "repeats": "file c.yaml",
+        "processes": "the environment (HOTLAP_*)",
+        "seconds": "the command line",
+        "seed": "the command line (--set)",
+        "max_seconds": "--quick",
+        "batch": "default",
+    }
+    assert any("baseline" in line for line in data["plan"])
+
+
+def test_a_dry_run_measures_and_writes_nothing(here, hotlap_cli, jobs_in_process):
+    told = hotlap_cli("bench", "tiny.py:mlp", "--input", "8", "--arms", "cpu", "--dry-run")
+    assert told.code == 0 and "the command line" in told.out and "8 processes" in told.out
+    assert [job["job"] for job in jobs_in_process] == ["describe"]
+    first, second = write_record(here / "runs"), write_record(here / "runs")
+    before = sorted(find_runs(here / "runs"))
+    assert hotlap_cli("compare", first.path, second.path, "--dry-run").code == 0
+    assert sorted(find_runs(here / "runs")) == before
+    assert {p.name for p in here.iterdir()} <= {"tiny.py", "runs", "__pycache__", "cache", "config"}
+
+
+def test_every_verb_prints_only_json_on_stdout(here, hotlap_cli, bench_run, capsys):
+    runs = bench_run.runs
+    (record,) = find_runs(runs)
+    shown = json.loads(hotlap_cli("show", "--runs", runs, "--json").out)
+    assert shown["name"] == "mlp" and shown["path"] == str(record)
+    listed = json.loads(hotlap_cli("list", "runs", "--runs", runs, "--json").out)
+    assert listed["runs"][0]["status"] == "complete"
+    known = json.loads(hotlap_cli("list", "--json").out)
+    assert {"unet", "bilstm"} <= {row["name"] for row in known["targets"]}
+    told = hotlap_cli("compare", record, record, "--runs", here / "runs", "--json", "--arm", "cpu")
+    assert json.loads(told.out)["kind"] == "compare"
+    assert told.code == json.loads(told.out)["verdict"]["exit_code"]
+    assert json.loads(bench_run.done.stdout)["kind"] == "bench"
+
+
+def test_show_prints_verdict_arms_gate_and_place(hotlap_cli, bench_run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    told = hotlap_cli("show", "latest", "--runs", bench_run.runs)
+    assert told.code == 0
+    for word in ("bench mlp, train, batch 4", "cpu:bf16", "baseline", "numeric gate", "pass", "four of five", "record"):
+        assert word in told.out
+
+
+def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cli):
+    write_record(here / "runs", "good")
+    write_record(here / "runs", "cut", status="interrupted")
+    bad = run_folder(here / "runs", "bad")
+    (bad / "record.json").write_text("{")
+    told = hotlap_cli("list", "runs")
+    assert told.code == 0
+    for word in ("good/", "cut/", "bad/", "complete", "interrupted", "unreadable"):
+        assert word in told.out
+    assert hotlap_cli("list", "runs", "--runs", "nowhere").out.strip() == "No runs under nowhere."
+
+
+@pytest.mark.parametrize("headline", ["[enforce fail at alloc.cpp:1] no memory", "closing [/bold] tag", "[red]not red"])
+def test_text_in_brackets_is_shown_and_not_taken_for_markup(here, hotlap_cli, headline):
+    write_record(here / "runs", headline=headline)
+    assert headline in " ".join(hotlap_cli("list", "runs").out.split())
+    assert headline in " ".join(hotlap_cli("show").out.split())
+
+
+def test_a_broken_plugin_is_named_and_the_list_goes_on(hotlap_cli, monkeypatch):
+    points = [
+        SimpleNamespace(name="bad", value="no_such_pkg:make", dist=SimpleNamespace(name="bad-dist")),
+        SimpleNamespace(name="fine", value="fractions:Fraction", dist=SimpleNamespace(name="fine-dist")),
+        SimpleNamespace(name="unet", value="fractions:Fraction", dist=SimpleNamespace(name="greedy-dist")),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(targets, "WORKLOADS", Registry("target", "g", {"unet": ("collections:OrderedDict", "U-Net")}))
+    told = hotlap_cli("list")
+    assert told.code == 0
+    assert "fine-dist" in told.out and "U-Net" in told.out and "bad" not in told.out
+    err = " ".join(told.err.split())
+    assert "plug-in 'bad' was skipped: no_such_pkg:make from bad-dist: ModuleNotFoundError" in err
+    assert "greedy-dist registers the name 'unet', which is taken" in err
+
+
+ESCAPE = re.compile(r"\x1b")
+
+
+def on_a_terminal(arguments, folder, **environ):
+    """What a command writes to a terminal, both streams."""
+    leader, follower = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **environ}
+    for name in ("CI", "FORCE_COLOR"):
+        env.pop(name, None)
+    done = subprocess.Popen(
+        [sys.executable, "-m", "hotlap", *arguments], stdout=follower, stderr=follower, cwd=folder, env=env
+    )
+    os.close(follower)
+    told = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # how Linux tells the end of a terminal
+            break
+        if not part:
+            break
+        told += part
+    os.close(leader)
+    done.wait()
+    return told.decode()
+
+
+def test_no_color_gives_no_escape_codes_even_on_a_terminal(here):
+    records = [write_record(here / "runs").path for _ in range(2)]
+    for arguments in (["list"], ["show"], ["list", "runs"], ["compare", *records], ["no-such-verb"]):
+        assert not ESCAPE.search(on_a_terminal(arguments, here, NO_COLOR="1")), arguments
+    assert ESCAPE.search(on_a_terminal(["show"], here)), "where colours are welcome there are some"
+
+
+def test_a_reader_that_goes_away_is_no_error(here):
+    write_record(here / "runs")
+    command = f"{sys.executable} -m hotlap show --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "{0\n"
+    assert "Traceback" not in done.stderr
