@@ -159,7 +159,7 @@ def test_one_process_gives_both_clocks_transfer_telemetry_and_energy():
     found = {(m.arm, m.quantity): m.values for m in trace.measurements}
     for arm in ("cuda", "cuda:bf16"):
         assert min(found[arm, "device"]) > 0 and min(found[arm, "transfer"]) > 0
-        assert len(found[arm, "wall"]) == 10
+        assert len(found[arm, "wall"]) == NUM_BLOCKS
     assert ("cpu", "device") not in found
     with Nvml() as nvml:
         counts_energy = nvml.available and nvml.ask("nvmlDeviceGetTotalEnergyConsumption", nvml.handle(card_uuid()))
