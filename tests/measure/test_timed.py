@@ -48,13 +48,13 @@ class Waiter:
 def test_a_step_of_known_length_is_reported_as_it_is():
     timer = ArmTimer(Waiter(0.005), seed=0)
     timer.warm_up(protocol())
-    trace = time_arms([timer], protocol(repeats=40), quiet)
+    trace = time_arms([timer], protocol(repeats=10), quiet)
     walls = next(m for m in trace.measurements if m.quantity == "wall").values
-    assert len(walls) == NUM_BLOCKS
-    assert min(walls) == pytest.approx(5.0, rel=0.02)
     intervals = next(m for m in trace.measurements if m.quantity == "interval").values
-    assert len(intervals) == 40
-    assert sorted(intervals)[20] == pytest.approx(5.0, rel=0.03)
+    assert len(walls) == len(intervals) == NUM_BLOCKS
+    # A busy machine can only add time to a step, so the quickest says what the bench itself adds.
+    assert 5.0 <= min(walls) < 5.1
+    assert 5.0 <= min(intervals) < 5.1
 
 
 def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
