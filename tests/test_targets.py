@@ -306,7 +306,7 @@ def test_the_loss_of_a_plain_module_fits_its_output():
 def test_classes_are_compared_by_their_top_one():
     workload = ModuleWorkload("c", lambda: nn.Linear(4, 3), [InputSpec((4,))])
     out = torch.eye(3)
-    assert workload.compare(out, out) == [Agreement(name="same top class", value=1.0, at_least=0.99)]
+    assert workload.compare(out, out) == [Agreement(name="same class", value=1.0, at_least=0.99)]
     assert not workload.compare(out, out.flip(1))[0].passed
     assert workload.compare(torch.ones(2, 3, 4), torch.ones(2, 3, 4)) == []
 

@@ -90,7 +90,7 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         ),
         (["bench", "x", "--set", "repeets=3"], "Did you mean 'repeats'"),
         (["bench", "x", "--config", "gone.yaml"], "config file 'gone.yaml' does not exist"),
-        (["bench"], "setting 'target' is missing"),
+        (["bench"], "no target given"),
         (["compare", "a"], "names 1. Expected two"),
         (["show", "nothing"], "no run 'nothing' under 'runs'"),
         (["list", "things"], "what = 'things'"),

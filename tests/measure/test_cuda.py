@@ -17,7 +17,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import quiet
 from hotlap.measure.session import Session
-from hotlap.measure.timed import ArmTimer, Protocol, time_arms
+from hotlap.measure.timed import NUM_BLOCKS, ArmTimer, Protocol, time_arms
 from hotlap.records.run import load_record
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.tools.bench import BenchConfig, bench

@@ -100,6 +100,19 @@ def test_a_timeout_is_no_memory_shortage_even_when_death_is_noticed_first(descri
         describe("import time\ntime.sleep(600)", timeout_s=1)
 
 
+def test_an_interruption_while_the_alarm_starts_leaves_no_worker_and_no_thread_to_wait_for(describe, monkeypatch):
+    class Interrupted(process.threading.Timer):
+        def start(self):
+            super().start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process.threading, "Timer", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        describe("import time\ntime.sleep(600)", timeout_s=500)
+    assert psutil.Process().children() == []
+    assert [t for t in process.threading.enumerate() if isinstance(t, Interrupted) and not t.daemon] == []
+
+
 def test_a_script_that_benches_itself_without_a_guard_is_told_so(tmp_path):
     file = tmp_path / "careless.py"
     file.write_text(f"import hotlap\n{LINEAR}\nhotlap.bench(make, input='4')\n")

@@ -48,13 +48,13 @@ class Waiter:
 def test_a_step_of_known_length_is_reported_as_it_is():
     timer = ArmTimer(Waiter(0.005), seed=0)
     timer.warm_up(protocol())
-    trace = time_arms([timer], protocol(repeats=40), quiet)
+    trace = time_arms([timer], protocol(repeats=10), quiet)
     walls = next(m for m in trace.measurements if m.quantity == "wall").values
-    assert len(walls) == NUM_BLOCKS
-    assert min(walls) == pytest.approx(5.0, rel=0.02)
     intervals = next(m for m in trace.measurements if m.quantity == "interval").values
-    assert len(intervals) == 40
-    assert sorted(intervals)[20] == pytest.approx(5.0, rel=0.03)
+    assert len(walls) == len(intervals) == NUM_BLOCKS
+    # A busy machine can only add time to a step, so the quickest says what the bench itself adds.
+    assert 5.0 <= min(walls) < 5.1
+    assert 5.0 <= min(intervals) < 5.1
 
 
 def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
@@ -96,7 +96,7 @@ def test_long_steps_get_fewer_iterations_and_say_so(step_s, changes, total, flag
     assert blocks * iterations >= total
     assert bool(timer.flags) is flag
     if flag:
-        assert timer.flags == {f"long steps: {total} iterations a process instead of {changes['repeats']}"}
+        assert timer.flags == {f"long steps: fewer than {changes['repeats']} iterations a process"}
 
 
 def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():
@@ -113,7 +113,7 @@ def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():
         assert sorted(there) == ["cpu:threads=1", "cpu:threads=2", "cpu:threads=3"]
         assert back == there[::-1]
     assert len({tuple(turns[3 * c : 3 * c + 3]) for c in range(0, 10, 2)}) > 1, "the order is drawn anew"
-    assert all(timer.session.activations == 10 for timer in timers)
+    assert all(timer.session.activations == NUM_BLOCKS for timer in timers)
 
 
 def test_an_arm_that_fails_midway_is_dropped_and_the_others_go_on():

@@ -51,8 +51,9 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             worker.kill()
 
         alarm = threading.Timer(timeout_s, stop)
-        alarm.start()
+        alarm.daemon = True  # an interruption while it starts must not keep this process alive until it rings
         try:
+            alarm.start()
             answer = _converse(worker, job, listen)
             code = worker.wait()
         except BaseException:

@@ -103,9 +103,9 @@ class _Run:
         self.record = begin("bench", config.name or about.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [QUICK_GIVES_UP] if config.quick else []
-        self._save()
 
     def measure(self) -> None:
+        self._save()
         self.units = self.needs_race + self.config.gate + len(self.arms) + self.config.processes + len(self.context)
         self.units += self.config.break_even and self.crosses
         if self.needs_race:
