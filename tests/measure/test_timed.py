@@ -48,7 +48,7 @@ class Waiter:
 def test_a_step_of_known_length_is_reported_as_it_is():
     timer = ArmTimer(Waiter(0.005), seed=0)
     timer.warm_up(protocol())
-    trace = time_arms([timer], protocol(repeats=10), quiet)
+    trace = time_arms([timer], protocol(repeats=NUM_BLOCKS), quiet)
     walls = next(m for m in trace.measurements if m.quantity == "wall").values
     intervals = next(m for m in trace.measurements if m.quantity == "interval").values
     assert len(walls) == len(intervals) == NUM_BLOCKS
@@ -105,14 +105,14 @@ def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():
     for timer in timers:
         timer.step_s = 0.001
     log.clear()
-    time_arms(timers, protocol(repeats=10), quiet)
+    time_arms(timers, protocol(repeats=NUM_BLOCKS), quiet)
     turns = [log[i] for i in range(0, len(log), 2)]  # one untimed step and one timed one a block
-    assert len(turns) == 30
-    for cycle in range(0, 10, 2):
+    assert len(turns) == 3 * NUM_BLOCKS
+    for cycle in range(0, NUM_BLOCKS, 2):
         there, back = turns[3 * cycle : 3 * cycle + 3], turns[3 * cycle + 3 : 3 * cycle + 6]
         assert sorted(there) == ["cpu:threads=1", "cpu:threads=2", "cpu:threads=3"]
         assert back == there[::-1]
-    assert len({tuple(turns[3 * c : 3 * c + 3]) for c in range(0, 10, 2)}) > 1, "the order is drawn anew"
+    assert len({tuple(turns[3 * c : 3 * c + 3]) for c in range(0, NUM_BLOCKS, 2)}) > 1, "the order is drawn anew"
     assert all(timer.session.activations == NUM_BLOCKS for timer in timers)
 
 
