@@ -105,7 +105,7 @@ def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():
     for timer in timers:
         timer.step_s = 0.001
     log.clear()
-    time_arms(timers, protocol(repeats=NUM_BLOCKS), quiet)
+    time_arms(timers, protocol(repeats=NUM_BLOCKS, process=1), quiet)
     turns = [log[i] for i in range(0, len(log), 2)]  # one untimed step and one timed one a block
     assert len(turns) == 3 * NUM_BLOCKS
     for cycle in range(0, NUM_BLOCKS, 2):
