@@ -71,11 +71,11 @@ def doctor(*, emit: Emit = ignore, **settings: Any) -> RunRecord:
     return run(resolved.config, emit, sources=resolved.sources)
 
 
-def report(runs: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
+def report(records: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
     """One HTML page drawn from records; its path."""
     from hotlap.tools.report import ReportConfig
     from hotlap.tools.report import report as run
 
-    names = [str(runs)] if isinstance(runs, (str, Path)) else [str(r) for r in runs]
-    resolved = resolve(ReportConfig, _layers(ReportConfig, {"runs": names, **settings}))
+    names = [str(records)] if isinstance(records, (str, Path)) else [str(r) for r in records]
+    resolved = resolve(ReportConfig, _layers(ReportConfig, {"records": names, **settings}))
     return run(resolved.config, emit)

@@ -332,37 +332,37 @@ def test_report_is_written_beside_the_first_record(tmp_path):
     folder.mkdir(parents=True)
     save(fake_records.cpu_bench(), folder)
     told = []
-    out = report(ReportConfig(runs=("segment-small",), runs_root=tmp_path / "runs"), told.append)
+    out = report(ReportConfig(records=("segment-small",), runs=tmp_path / "runs"), told.append)
     assert out == folder / "report.html"
     assert "No difference could be shown" in out.read_text(encoding="utf-8")
     assert [event.kind for event in told] == ["start", "advance", "finish", "result"]
-    elsewhere = report(ReportConfig(runs=(str(folder),), out=tmp_path / "x.html", title="Mine"))
+    elsewhere = report(ReportConfig(records=(str(folder),), out=tmp_path / "x.html", title="Mine"))
     assert "<title>Mine</title>" in elsewhere.read_text(encoding="utf-8")
     assert sorted(p.name for p in folder.iterdir()) == ["record.json", "report.html"]
 
 
 def test_a_run_that_is_not_there(tmp_path):
     with pytest.raises(RecordError, match=r"no run 'nosuch' under .*runs"):
-        report(ReportConfig(runs=("nosuch",), runs_root=tmp_path / "runs"))
+        report(ReportConfig(records=("nosuch",), runs=tmp_path / "runs"))
     with pytest.raises(UsageError, match=r"no runs to report: runs = \(\)"):
-        report(ReportConfig(runs=()))
+        report(ReportConfig(records=()))
 
 
 def test_a_record_that_cannot_be_read(tmp_path):
     file = tmp_path / "record.json"
     file.write_text('{"schema_version": 1, "kind"')
     with pytest.raises(RecordError, match=r"record '.*record\.json' is not whole JSON"):
-        report(ReportConfig(runs=(str(file),)))
+        report(ReportConfig(records=(str(file),)))
     file.write_text(json.dumps({"schema_version": 99}))
     with pytest.raises(RecordError, match="has schema_version = 99"):
-        report(ReportConfig(runs=(str(file),)))
+        report(ReportConfig(records=(str(file),)))
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     record = save(fake_records.doctor(), tmp_path)
     for out in (tmp_path / "nosuch" / "r.html", tmp_path):
         with pytest.raises(StorageError, match=re.escape(f"cannot write {str(out)!r}")):
-            report(ReportConfig(runs=(record.path,), out=out))
+            report(ReportConfig(records=(record.path,), out=out))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["record.json"]
 
 

@@ -145,7 +145,7 @@ def _arm_table(record: RunRecord) -> Table:
 
 def _cost_table(record: RunRecord) -> Table:
     """What the speed costs and what it is made of."""
-    table = _table("arm", "samples/s", "device", "J/sample", "first step", "memory", "worst error")
+    table = _table("arm", "samples/s", "device", "tail", "J/sample", "first step", "memory", "error")
     gates = {gate.arm: gate for gate in record.gates}
     for arm in record.arms:
         device, gate = arm.summary("device"), gates.get(arm.name)
@@ -153,6 +153,7 @@ def _cost_table(record: RunRecord) -> Table:
             arm.name,
             format_number(arm.samples_per_s),
             format_ms(device.median) if device else UNKNOWN,
+            _tail_cell(arm),
             format_number(arm.energy_j_per_sample),
             format_s(arm.first_step_s),
             _memory_cell(arm),
@@ -184,6 +185,15 @@ def _verdict_cell(arm: Arm, head: Comparison | None, wrong: bool) -> Text:
     if head is None:
         return Text("context" if arm.role == "context" else "", style="dim")
     return Text(head.verdict, style=COLOURS.get(head.verdict, ""))
+
+
+def _tail_cell(arm: Arm) -> str:
+    """The highest percentile of single steps that so many samples support."""
+    steps = arm.summary("interval")
+    if steps is None or not steps.percentiles:
+        return UNKNOWN
+    name = max(steps.percentiles, key=lambda p: int(p[1:]))
+    return f"{name} {format_ms(steps.percentiles[name])}" if name != "p50" else UNKNOWN
 
 
 def _memory_cell(arm: Arm) -> str:

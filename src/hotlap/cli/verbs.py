@@ -48,7 +48,7 @@ VERBS: dict[str, Verb] = {
         "hotlap report latest",
         "run_report",
         "hotlap.tools.report:ReportConfig",
-        "runs",
+        "records",
         many=True,
     ),
     "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),

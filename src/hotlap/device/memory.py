@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotlap.device.nvml import Nvml
@@ -43,10 +45,35 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word.lower() in str(error).lower() for word in _OOM_WORDS)
 
 
+class PeakRss:
+    """The growth of this process's memory on the host, from now on to its peak.
+
+    Linux lets a process forget its earlier peak; elsewhere the peak of its whole life is all there is, so that growth
+    below what importing torch once took does not show.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self._start = min(_status_bytes("VmRSS") or peak_rss_bytes(), peak_rss_bytes())
+
+    def growth_bytes(self) -> int:
+        return max(0, peak_rss_bytes() - self._start)
+
+
 def peak_rss_bytes() -> int:
-    """The most memory this process has held on the host."""
+    """The most memory this process has held on the host, since it last forgot its peak."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return _status_bytes("VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _status_bytes(field: str) -> int:
+    """One size of /proc/self/status; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), 0)
 
 
 class PeakMemory:
@@ -54,7 +81,7 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._rss = peak_rss_bytes()
+        self._rss = PeakRss()
         self._used = self._device_used()
 
     def _device_used(self) -> int | None:
@@ -72,7 +99,7 @@ class PeakMemory:
         import torch
 
         if self._device.type != "cuda":
-            return Memory(host_rss_bytes=peak_rss_bytes() - self._rss)
+            return Memory(host_rss_bytes=self._rss.growth_bytes())
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats(self._device)
         now = self._device_used()
@@ -80,7 +107,7 @@ class PeakMemory:
             allocated_bytes=torch.cuda.max_memory_allocated(self._device),
             reserved_bytes=torch.cuda.max_memory_reserved(self._device),
             device_used_bytes=None if now is None or self._used is None else max(0, now - self._used),
-            host_rss_bytes=peak_rss_bytes() - self._rss,
+            host_rss_bytes=self._rss.growth_bytes(),
             num_alloc_retries=int(stats.get("num_alloc_retries", 0)),
             num_ooms=int(stats.get("num_ooms", 0)),
         )

@@ -11,7 +11,13 @@ from hotlap.base.errors import ConfigError
 from hotlap.base.settings import Layer
 
 SELF_TEST = Layer(
-    "--self-test", {"target": "bilstm", "batch": 8, "workload": {"hidden": 32, "length": 32, "embedding": 32}}
+    "--self-test",
+    {
+        "target": "bilstm",
+        "batch": 8,
+        "workload": {"hidden": 32, "length": 32, "embedding": 32},
+        "warmup_seconds": 0.5,
+    },
 )
 QUICK = Layer(
     "--quick",

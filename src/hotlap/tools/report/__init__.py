@@ -23,11 +23,11 @@ __all__ = ["ReportConfig", "render", "report"]
 class ReportConfig:
     """What to draw and where to put it."""
 
-    runs: tuple[str, ...]
+    records: tuple[str, ...]
     """Records to draw: a path, a name, name/timestamp or 'latest'."""
     out: Path | None = None
     """The HTML file to write; report.html beside the first record when not given."""
-    runs_root: Path = Path("runs")
+    runs: Path = Path("runs")
     """Where names of runs are looked up."""
     title: str = ""
     """Heading of the page; the target's name when empty."""
@@ -35,13 +35,15 @@ class ReportConfig:
 
 def report(config: ReportConfig, emit: Emit = ignore) -> Path:
     """The path of one self-contained HTML page that draws every record asked for, in the order asked."""
-    if not config.runs:
-        raise UsageError("no runs to report: runs = ()", remedy="Name at least one; 'hotlap list runs' shows them")
+    if not config.records:
+        raise UsageError(
+            "no records to report: records = ()", remedy="Name at least one; 'hotlap list runs' shows them"
+        )
     records = []
-    emit(start("report", len(config.runs)))
-    for place, text in enumerate(config.runs):
-        records.append(load_record(resolve_run(text, config.runs_root)))
-        emit(advance("report", place + 1, len(config.runs), text))
+    emit(start("report", len(config.records)))
+    for place, text in enumerate(config.records):
+        records.append(load_record(resolve_run(text, config.runs)))
+        emit(advance("report", place + 1, len(config.records), text))
     out = config.out or Path(records[0].path).parent / "report.html"
     write_atomic(out, render(records, config.title))
     emit(finish("report"))
