@@ -344,7 +344,7 @@ def test_report_is_written_beside_the_first_record(tmp_path):
 def test_a_run_that_is_not_there(tmp_path):
     with pytest.raises(RecordError, match=r"no run 'nosuch' under .*runs"):
         report(ReportConfig(records=("nosuch",), runs=tmp_path / "runs"))
-    with pytest.raises(UsageError, match=r"no runs to report: runs = \(\)"):
+    with pytest.raises(UsageError, match=r"records = \(\) names nothing to draw"):
         report(ReportConfig(records=()))
 
 

@@ -46,7 +46,14 @@ def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, st
             rounds.append([])
             for process in range(config.processes):
                 job = _job(config, arm, labels, process, began)
-                emit(events.advance("self-test", number * config.processes + process, total, f"round {number + 1}"))
+                emit(
+                    events.advance(
+                        "self-test",
+                        number * config.processes + process,
+                        total,
+                        f"round {number + 1} of {ROUNDS}, process {process + 1}",
+                    )
+                )
                 found: Timings = decode(Timings, run_job(job, timeout_s=config.timeout_s))
                 _raise_failure(found, config)
                 rounds[-1] += found.measurements

@@ -37,7 +37,7 @@ def report(config: ReportConfig, emit: Emit = ignore) -> Path:
     """The path of one self-contained HTML page that draws every record asked for, in the order asked."""
     if not config.records:
         raise UsageError(
-            "no records to report: records = ()", remedy="Name at least one; 'hotlap list runs' shows them"
+            "records = () names nothing to draw", remedy="Name at least one; 'hotlap list runs' shows them"
         )
     records = []
     emit(start("report", len(config.records)))
