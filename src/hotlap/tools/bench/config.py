@@ -15,7 +15,7 @@ SELF_TEST = Layer(
     {
         "target": "bilstm",
         "batch": 8,
-        "workload": {"hidden": 16, "length": 16, "embedding": 16},
+        "workload": {"hidden": 16, "length": 32, "embedding": 16},
         "warmup_seconds": 0.5,
     },
 )

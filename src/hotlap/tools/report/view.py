@@ -121,7 +121,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
     return RunView(
         anchor=f"run-{place + 1}",
         number=place + 1,
-        name=record.name,
+        name=f"{record.name} {record.config.get('mode', '')}".strip(),
         kind=record.kind,
         badge=badge,
         tone=tone,
