@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/hotlap doctor --only host,cpu-math,cpu-threads,cuda-start
 	$(BIN)/hotlap bench unet --mode infer --batch 8 --set workload.width=16 --name demo \
-		--processes 7 --seconds 0.5 --max-seconds 3 --warmup-seconds 2 || test $$? -eq 3
+		--processes 7 --seconds 0.3 --max-seconds 1.5 --warmup-seconds 1 || test $$? -eq 3
 	@echo "The page to look at:" && $(BIN)/hotlap report demo
 
 test: $(READY)
