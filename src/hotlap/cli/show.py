@@ -22,7 +22,7 @@ from hotlap.base.format import (
     format_ratio,
     format_s,
 )
-from hotlap.records.measurement import Arm, Comparison
+from hotlap.records.measurement import Arm, Comparison, Gate
 from hotlap.records.run import RunRecord
 
 COLOURS = {
@@ -144,22 +144,27 @@ def _arm_table(record: RunRecord) -> Table:
 
 
 def _cost_table(record: RunRecord) -> Table:
-    """What the speed costs and what it is made of."""
-    table = _table("arm", "samples/s", "device", "tail", "J/sample", "first step", "memory", "error")
+    """What the speed costs and what it is made of; a column that nothing is known for is left out."""
     gates = {gate.arm: gate for gate in record.gates}
-    for arm in record.arms:
-        device, gate = arm.summary("device"), gates.get(arm.name)
-        table.add_row(
-            arm.name,
-            format_number(arm.samples_per_s),
-            format_ms(device.median) if device else UNKNOWN,
-            _tail_cell(arm),
-            format_number(arm.energy_j_per_sample),
-            format_s(arm.first_step_s),
-            _memory_cell(arm),
-            format_error(max(c.error for c in gate.checks)) if gate else UNKNOWN,
-        )
+    columns: dict[str, list[str]] = {
+        "arm": [arm.name for arm in record.arms],
+        "samples/s": [format_number(arm.samples_per_s) for arm in record.arms],
+        "device": [format_ms(s.median) if (s := arm.summary("device")) else UNKNOWN for arm in record.arms],
+        "tail": [_tail_cell(arm) for arm in record.arms],
+        "J/sample": [format_number(arm.energy_j_per_sample) for arm in record.arms],
+        "first": [format_s(arm.first_step_s) for arm in record.arms],
+        "memory": [_memory_cell(arm) for arm in record.arms],
+        "error": [_error_cell(gates.get(arm.name)) for arm in record.arms],
+    }
+    known = {name: cells for name, cells in columns.items() if any(cell != UNKNOWN for cell in cells)}
+    table = _table(*known)
+    for row in zip(*known.values(), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _error_cell(gate: Gate | None) -> str:
+    return format_error(max(check.error for check in gate.checks)) if gate else UNKNOWN
 
 
 def _table(*columns: str, title: str = "") -> Table:

@@ -25,8 +25,9 @@ QUICK = Layer(
         "processes": 3,
         "repeats": 10,
         "seconds": 0.3,
-        "max_seconds": 3.0,
-        "warmup_seconds": 3.0,
+        "max_seconds": 1.5,
+        "warmup_seconds": 1.0,
+        "memory": False,
         "gate_batch": 2,
         "gate_steps": 2,
         "context": False,
@@ -35,7 +36,8 @@ QUICK = Layer(
 )
 QUICK_GIVES_UP = (
     "--quick gives up: three processes instead of eight, so differences under 10% are never named and there is no "
-    "p-value; a shorter gate; no race for the tuned CPU settings, no single-thread context, no break-even batch."
+    "p-value; a shorter gate and warm-up; no peak memory; no race for the tuned CPU settings, no single-thread "
+    "context, no break-even batch."
 )
 
 
@@ -74,6 +76,8 @@ class BenchConfig:
     """Samples in the gate's batch; never more than the batch itself."""
     gate_steps: int = 5
     """Training steps whose losses the gate compares."""
+    memory: bool = True
+    """Run each arm alone in a process, on its worst-case batch, for its peak memory."""
     transfer: bool = True
     """Also time GPU arms from host memory to host memory."""
     context: bool = True

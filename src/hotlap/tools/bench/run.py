@@ -106,14 +106,15 @@ class _Run:
 
     def measure(self) -> None:
         self._save()
-        self.units = self.needs_race + self.config.gate + len(self.arms) + self.config.processes + len(self.context)
+        self.units = self.needs_race + self.config.gate + self.config.processes + len(self.context)
+        self.units += len(self.arms) if self.config.memory else 0
         self.units += self.config.break_even and self.crosses
         if self.needs_race:
             self._race()
             self.done += 1
         if self.config.gate:
             self._gate()
-        for spec in self._going(self.arms):
+        for spec in self._going(self.arms) if self.config.memory else []:
             self._weigh(spec)
         for process in range(self.config.processes):
             self._time(process, self._going(self.arms), f"process {process + 1} of {self.config.processes}")
