@@ -124,7 +124,7 @@ def test_settings_come_from_line_environment_and_file_and_say_so(here, hotlap_cl
     data = json.loads(told.out)
     assert data["config"]["arms"] == ["cpu", "cpu:threads=1"]
     assert data["config"]["workload"] == {"width": 5}
-    want = {"repeats": 4, "processes": 3, "seconds": 0.3, "seed": 9, "max_seconds": 3.0, "batch": None}
+    want = {"repeats": 4, "processes": 3, "seconds": 0.3, "seed": 9, "max_seconds": 1.5, "batch": None}
     assert {key: data["config"][key] for key in want} == want
     assert {key: data["sources"][key] for key in want} == {
         "repeats": "file c.yaml",
