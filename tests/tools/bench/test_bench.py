@@ -319,7 +319,13 @@ def test_a_file_in_the_way_of_the_runs_folder(folder, jobs_in_process):
 def test_however_a_run_is_cut_off_its_record_reads_as_interrupted(folder, number):
     command = ["bench", "bench_targets.py:Slow", "--arms", "cpu", "--seconds", "60", "--max-seconds", "60", "--no-gate"]
     with open("stderr.txt", "w") as stderr:
-        running = subprocess.Popen([sys.executable, "-m", "hotlap", *command], stderr=stderr, stdout=subprocess.DEVNULL)
+        running = subprocess.Popen(
+            [sys.executable, "-m", "hotlap", *command],
+            stderr=stderr,
+            stdout=subprocess.DEVNULL,
+            # A shell starts its background jobs with SIGINT ignored, and that would be inherited from such a test run.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         try:
             deadline = time.monotonic() + 100
             while not list(find_runs(Path("runs"))) and time.monotonic() < deadline and running.poll() is None:
