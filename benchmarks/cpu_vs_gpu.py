@@ -4,8 +4,8 @@ Arm ``cuda`` is true float32. ``cuda:tf32`` is nearer to what torch does by defa
 
     python -m benchmarks.cpu_vs_gpu --out results/cpu_vs_gpu.json [--quick] [--only unet-train]
 
-Each row is one ``hotlap bench`` by the full protocol. Beside it stands a bare loop, written here without any part of
-the bench, before and after it, in a fresh process: the bench's own median must agree with it within 3%.
+Each row is one ``hotlap bench``; a bare loop runs before and after it in a fresh process, to be shown beside it.
+Processes differ, so whether the bench's clock is right is judged by ``benchmarks/overhead.py``, in one process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.overhead import bare_loop
+
 DEVICES = ("cuda", "cpu")
 ROWS = {
     "unet-infer": ("cpu", "cuda"),
@@ -31,51 +33,14 @@ FULL = {"processes": 5, "seconds": 0.5, "warmup_seconds": 1.5, "max_seconds": 3.
 QUICK = {"quick": True}
 
 
-def bare_loop(target: str, mode: str, device: str, seconds: float) -> float:
+def bare_ms(target: str, mode: str, device: str, seconds: float) -> float:
     """Milliseconds a step, as a user would time it by hand."""
-    import torch
+    from hotlap.device.precision import set_fp32_precision
 
-    from hotlap.targets import load_target
-
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    torch.backends.cudnn.rnn.fp32_precision = "ieee"
-    workload = load_target(target)
-    torch.manual_seed(0)
-    model = workload.build_model().to(device).train(mode == "train")
-    optimizer = workload.optimizer(model)
-    where = torch.device(device)
-    batches = [workload.make_batch(workload.default_batch, where, torch.Generator().manual_seed(i)) for i in range(4)]
-
-    def step(number: int) -> None:
-        batch = batches[number % 4]
-        if mode == "infer":
-            with torch.inference_mode():
-                workload.predict(model, batch)
-            return
-        optimizer.zero_grad(set_to_none=True)
-        total, count = workload.loss(model, batch)
-        (total / count).backward()
-        optimizer.step()
-
-    def finish() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    step(0)
-    finish()
-    begin = time.perf_counter()
-    step(1)
-    finish()
-    iterations = max(3, int(seconds / max(time.perf_counter() - begin, 1e-4)))
-    for number in range(min(iterations, 30) if iterations > 3 else 0):
-        step(number)
-    finish()
-    begin = time.perf_counter()
-    for number in range(iterations):
-        step(number)
-    finish()
-    return 1e3 * (time.perf_counter() - begin) / iterations
+    set_fp32_precision("ieee")
+    loop = bare_loop(target, mode, device, {})
+    estimate = min(loop(1), loop(1, warm=False))
+    return loop(max(3, int(1e3 * seconds / estimate)))
 
 
 def bare_in_fresh_process(target: str, mode: str) -> dict[str, float]:
@@ -119,7 +84,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.bare:
         target, mode = given.bare
-        print(json.dumps({d: bare_loop(target, mode, d, 1.0 if d == "cuda" else 5.0) for d in DEVICES}))
+        print(json.dumps({d: bare_ms(target, mode, d, 1.0 if d == "cuda" else 5.0) for d in DEVICES}))
         return
     rows = []
     for name in given.only.split(","):
