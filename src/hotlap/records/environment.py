@@ -62,12 +62,13 @@ class Environment:
         return host + "".join(f" + {gpu.name}" for gpu in self.gpus)
 
 
-def capture(*, import_torch: bool = True) -> Environment:
-    """This machine, now. Opens no CUDA context; without ``import_torch`` a broken torch cannot do harm either."""
+def capture(*, import_torch: bool = True, ask_driver: bool = True) -> Environment:
+    """This machine, now. Opens no CUDA context.
+
+    Without ``import_torch`` a broken torch, and without ``ask_driver`` a driver that hangs, cannot do harm either.
+    """
     host = read_host()
-    with Nvml() as nvml:
-        driver = nvml.driver_version()
-        gpus = [Gpu(name=c.name, uuid=c.uuid, memory_bytes=c.memory_bytes) for c in nvml.cards()]
+    driver, gpus = _driver_and_gpus() if ask_driver else ("", [])
     cuda, cudnn = _torch_libraries() if import_torch else ("", "")
     return Environment(
         hostname=Environment.this_hostname(),
@@ -86,6 +87,12 @@ def capture(*, import_torch: bool = True) -> Environment:
         cudnn=cudnn,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
+
+
+def _driver_and_gpus() -> tuple[str, list[Gpu]]:
+    with Nvml() as nvml:
+        cards = nvml.cards()
+        return nvml.driver_version(), [Gpu(name=c.name, uuid=c.uuid, memory_bytes=c.memory_bytes) for c in cards]
 
 
 def _versions(*names: str) -> dict[str, str]:
