@@ -17,7 +17,7 @@ LEVELS = (
     ("workload",),
     ("measure",),
     ("engine",),
-    ("segment", "sequence", "mesh", "splat"),
+    ("segment", "sequence", "classify", "mesh", "splat"),
     ("tools",),
     ("api", "cli", "web"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hotlap.base.errors import TargetError
+from hotlap.base.errors import DataError, TargetError
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 Batch = Any
 """A tensor, or a (nested) dict, list or tuple of tensors; its first tensor's first dimension counts the samples."""
+
+
+class BadSample(DataError):
+    """A sample cannot be read; a dataset raises it, and whoever loads decides whether to stop or to go on without."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(
+            f"bad sample {where}: {reason}", remedy="Repair or remove it, or go on without with --on-bad-sample skip"
+        )
+
+    def __reduce__(self) -> tuple[type[BadSample], tuple[str, str]]:
+        return type(self), (self.where, self.reason)  # it crosses from a loader's process to the trainer's
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,7 @@ def test_one_process_gives_both_clocks_transfer_telemetry_and_energy():
         counts_energy = nvml.available and nvml.ask("nvmlDeviceGetTotalEnergyConsumption", nvml.handle(card_uuid()))
     assert (("cuda", "energy") in found) == bool(counts_energy)
     told = [t for t in trace.telemetry if t.arm == "cuda"]
-    assert len(told) == 10
+    assert len(told) == NUM_BLOCKS
     if counts_energy:
         assert all(t.sm_clock_mhz for t in told) and found["cuda", "energy"][0] > 0
 

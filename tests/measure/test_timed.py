@@ -167,6 +167,16 @@ def test_other_tenants_are_counted_also_where_process_ids_are_not_ours(watched, 
     assert timed.os.getpid() not in told.other_processes
 
 
+@pytest.mark.parametrize(
+    ("processes", "count"), [(["me", "caller"], 0), ([98, 99], 0), (["me", "caller", 99], 1), ([97, 98, 99], 1)]
+)
+def test_a_caller_that_only_waits_is_no_other_tenant(watched, monkeypatch, processes, count):
+    monkeypatch.setenv(timed.ON_CARD, "1")
+    names = {"me": timed.os.getpid(), "caller": timed.os.getppid()}
+    told = watched(state(), state(processes=[names.get(p, p) for p in processes]))
+    assert len(told.other_processes) == count
+
+
 def test_without_a_card_only_the_host_is_read(watched):
     told = watched(None, None)
     assert (told.sm_clock_mhz, told.throttle, told.other_processes) == (None, [], [])

@@ -20,6 +20,8 @@ from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
 WORKER = "hotlap.measure.worker"
 MARK = "HOTLAP_IS_MEASURING"
 """Set in a worker's environment, so that a script which measures itself cannot start workers without end."""
+ON_CARD = "HOTLAP_CALLERS_ON_CARD"
+"""How many of the processes that wait for this one hold a CUDA context themselves: a notebook, a test runner."""
 Listen = Callable[[str, float, float], None]
 """Hears what is being done, how much of it is done, and out of how much."""
 
@@ -75,7 +77,13 @@ def _environment() -> dict[str, str]:
     """The user's environment, with this very hotlap importable even where it is not installed."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MARK: "1"}
+    waiting = int(os.environ.get(ON_CARD, 0)) + _holds_context()
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MARK: "1", ON_CARD: str(waiting)}
+
+
+def _holds_context() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def _converse(worker: subprocess.Popen[str], job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from hotlap.device.nvml import CardState, Nvml
 from hotlap.device.timing import FullQueue, is_steady, time_block
-from hotlap.measure.process import Listen
+from hotlap.measure.process import ON_CARD, Listen
 from hotlap.measure.session import Session
 from hotlap.records.measurement import Measurement, Telemetry
 
@@ -186,9 +186,7 @@ class Watch:
         """One reading after a block; throttling counts if it was seen before or after it."""
         after = self.card(timer)
         throttle = sorted({*(before.throttle if before else []), *(after.throttle if after else [])})
-        # Inside a container the driver's process ids are not ours, so one of those listed is taken to be this process.
-        others = [pid for pid in (after.processes if after else []) if pid != os.getpid()]
-        others = others[: max(0, len(after.processes) - 1)] if after else []
+        others = _strangers(after.processes) if after else []
         return Telemetry(
             process=protocol.process,
             arm=timer.label,
@@ -203,6 +201,16 @@ class Watch:
             cpu_clock_mhz=_cpu_clock_mhz(),
             load_average=_load_average(),
         )
+
+
+def _strangers(processes: list[int]) -> list[int]:
+    """Processes on the card that are neither this one nor a caller that only waits for it.
+
+    Inside a container the driver's process ids are not ours, so as many of those listed as are ours are left out.
+    """
+    callers = int(os.environ.get(ON_CARD, 0))
+    others = [pid for pid in processes if pid not in (os.getpid(), os.getppid())]
+    return others[: max(0, len(processes) - 1 - callers)]
 
 
 def time_arms(timers: list[ArmTimer], protocol: Protocol, listen: Listen) -> Trace:
