@@ -1,0 +1,1 @@
+"""Training that never loses a step: exact accumulation, recovery, checkpoints, loaders."""
