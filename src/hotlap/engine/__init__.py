@@ -1,0 +1,1 @@
+"""The training engine: exact steps, loaders, checkpoints, metrics."""
