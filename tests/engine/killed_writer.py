@@ -1,4 +1,4 @@
-"""A process that forks savers, kills them with SIGKILL, and prints what each left behind, a JSON object a line.
+"""A process that forks savers, mostly to kill them, and prints what each left behind, a JSON object a line.
 
 It forks rather than starts them: torch is imported once, and a round takes milliseconds.
 """
@@ -67,9 +67,16 @@ def left_behind(folder: Path) -> dict:
     }
 
 
+def seconds_a_save(folder: Path) -> float:
+    store, start = CheckpointStore(folder), time.perf_counter()
+    for step in range(1, 6):
+        store.save(state_of(step), step=step)
+    return (time.perf_counter() - start) / 5
+
+
 def kill_at_random(folder: Path, num_rounds: int, seed: int) -> None:
-    """Savers in a tight loop, each going on from what the one before left, killed after a random time."""
-    chance, start = random.Random(seed), 1
+    """Savers in a tight loop, each going on from what the one before left, killed a random while after some saves."""
+    chance, start, save_s = random.Random(seed), 1, seconds_a_save(folder / "pace")
     for _ in range(num_rounds):
         reading, writing = os.pipe()
 
@@ -81,11 +88,12 @@ def kill_at_random(folder: Path, num_rounds: int, seed: int) -> None:
 
         pid = in_a_child(save_on)
         os.close(writing)
-        time.sleep(chance.uniform(0.002, 0.08))
-        os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
         with os.fdopen(reading, "rb") as pipe:
-            told = pipe.read()
+            told = pipe.read(8 * chance.randrange(4))
+            time.sleep(chance.uniform(0, 2 * save_s))
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+            told += pipe.read()
         found = {"returned": int.from_bytes(told[-8:], "little") or start - 1, "killed": os.WIFSIGNALED(status)}
         found |= left_behind(folder)
         start = (found["step"] or 0) + 1
@@ -101,12 +109,16 @@ def kill_at_every_line(folder: Path) -> None:
         here = shutil.copytree(before.folder, folder / str(line))
 
         def die_at_line(here=here, line=line):
-            left = line
+            left, num_writes = line, 0
 
             def trace(frame, event, _):
-                nonlocal left
+                nonlocal left, num_writes
                 if frame.f_code.co_filename not in SAVE_CODE:
                     return None
+                if event == "call" and frame.f_code.co_name == "write":
+                    num_writes += 1
+                    if num_writes > 3:  # a file half written is the same to its reader at any later byte
+                        return None
                 if event == "line":
                     left -= 1
                     if left == 0:
@@ -126,8 +138,24 @@ def kill_at_every_line(folder: Path) -> None:
             return
 
 
+def save_from_two(folder: Path) -> None:
+    """Odd steps by one process and even ones by another, at the same time; the best is step 20."""
+
+    def save_every_second(start):
+        store = CheckpointStore(folder, keep=2)
+        for step in range(start, start + 40, 2):
+            store.save(state_of(step), step=step, score=abs(20 - step))
+        os._exit(0)
+
+    pids = [in_a_child(lambda start=start: save_every_second(start)) for start in (1, 2)]
+    exits = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(json.dumps({"exits": exits} | left_behind(folder)), flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "random":
         kill_at_random(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-    else:
+    elif sys.argv[1] == "line":
         kill_at_every_line(Path(sys.argv[2]))
+    else:
+        save_from_two(Path(sys.argv[2]))
