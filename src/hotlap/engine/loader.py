@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hotlap.base.errors import ConfigError, DataError, UnknownName, did_you_mean
 from hotlap.device.host import oom_kill_count
-from hotlap.device.seed import derived_seed, generator
+from hotlap.device.host_random import derived_seed
+from hotlap.device.seed import generator
 from hotlap.engine.loader_death import explain_death
 from hotlap.engine.samples import BatchReader, Facts, Skipped, Ticket, raise_failure
 from hotlap.workload import Batch

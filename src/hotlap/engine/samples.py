@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, get_worker_info
 
 from hotlap.base.errors import DataError, HotlapError
-from hotlap.device.seed import derived_seed, kept_host_random, seed_host
+from hotlap.device.host_random import derived_seed, kept_host_random, seed_host
 from hotlap.engine.loader_death import explain_death
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.workload import BadSample, Batch

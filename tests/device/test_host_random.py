@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from hotlap.device.seed import derived_seed, kept_host_random, seed_host
+from hotlap.device.host_random import derived_seed, kept_host_random, seed_host
 
 
 def draws():
