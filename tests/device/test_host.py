@@ -6,7 +6,14 @@ import os
 
 import pytest
 
-from hotlap.device.host import cpu_quota, memory_limit, read_host
+from hotlap.device.host import (
+    cpu_quota,
+    memory_available,
+    memory_limit,
+    oom_kill_count,
+    read_host,
+    shm_free_bytes,
+)
 
 CPUINFO = """processor\t: 0
 model name\t: Example 9000
@@ -111,6 +118,56 @@ def test_a_parent_s_limit_counts_when_the_child_has_none(root):
 def test_a_strange_cgroup_file_does_no_harm(root, text):
     write(root, "proc/self/cgroup", text)
     assert cpu_quota(root) is None
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("max 100000", 4), ("350000 100000", 3), ("50000 100000", 1)])
+def test_processes_worth_starting_are_bound_by_affinity_and_quota(root, quota, cpus):
+    write(root, "proc/self/cgroup", "0::/\n")
+    write(root, "sys/fs/cgroup/cpu.max", quota)
+    assert read_host(root).usable_cpus == cpus
+
+
+def test_kills_for_memory_are_counted_in_cgroup_2(root):
+    write(root, "proc/self/cgroup", "0::/pod/container\n")
+    write(root, "sys/fs/cgroup/pod/memory.events", "oom 9\noom_kill 9\n")
+    write(root, "sys/fs/cgroup/pod/container/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kill_count(root) == 2, "those of this group, not of its neighbours"
+
+
+def test_kills_for_memory_are_counted_in_cgroup_1(root):
+    write(root, "proc/self/cgroup", "4:memory:/docker/x\n")
+    write(root, "sys/fs/cgroup/memory/docker/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert oom_kill_count(root) == 5
+
+
+def test_without_a_counter_no_number_of_kills_is_made_up(root):
+    assert oom_kill_count(root) is None
+
+
+def test_what_memory_is_left_is_the_tightest_of_host_and_cgroup(root):
+    assert memory_available(root) is None
+    write(root, "proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable:  4194304 kB\n")
+    assert memory_available(root) == 4 * 2**30
+    write(root, "proc/self/cgroup", "0::/job\n")
+    write(root, "sys/fs/cgroup/job/memory.max", f"{3 * 2**30}\n")
+    write(root, "sys/fs/cgroup/job/memory.current", f"{2 * 2**30}\n")
+    assert memory_available(root) == 2**30
+    write(root, "sys/fs/cgroup/job/memory.stat", f"anon 1\ninactive_file {2**29}\n")
+    assert memory_available(root) == 2**30 + 2**29, "cached files can be dropped"
+
+
+def test_memory_left_in_cgroup_1(root):
+    write(root, "proc/self/cgroup", "4:memory:/x\n")
+    write(root, "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000")
+    write(root, "sys/fs/cgroup/memory/x/memory.usage_in_bytes", "900")
+    write(root, "sys/fs/cgroup/memory/x/memory.stat", "total_inactive_file 300")
+    assert memory_available(root) == 400
+
+
+def test_what_is_left_of_shared_memory(root):
+    assert shm_free_bytes(root) is None
+    (root / "dev/shm").mkdir(parents=True)
+    assert 0 < shm_free_bytes(root) <= read_host(root).shm_bytes
 
 
 def test_this_very_machine_can_be_read():

@@ -74,6 +74,10 @@ class WorkerDied(EnvironmentUnusable):
     """A measuring process ended without its answer."""
 
 
+class LoaderDied(WorkerDied):
+    """A process that loads samples ended before its batch came."""
+
+
 class StorageError(EnvironmentUnusable):
     """A result could not be written: full disk, no permission."""
 

@@ -34,6 +34,11 @@ class Host:
         return max(1, min(cores, int(self.quota_cpus))) if self.quota_cpus else cores
 
     @property
+    def usable_cpus(self) -> int:
+        """Processes that can run at once: logical CPUs within affinity, no more than the quota."""
+        return max(1, min(self.logical_cpus, int(self.quota_cpus))) if self.quota_cpus else max(1, self.logical_cpus)
+
+    @property
     def has_fast_bf16(self) -> bool:
         """Whether the processor multiplies bf16 itself; elsewhere bf16 is emulated and slower."""
         return bool(self.flags & {"amx_bf16", "avx512_bf16", "avx512bf16", "bf16", "sve_bf16"})
@@ -98,6 +103,43 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)
 
 
+def memory_available(root: Path = Path("/")) -> int | None:
+    """Bytes that may still be taken: what the host has left, or what the tightest cgroup leaves; None when unknown."""
+    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    names = (("memory.max", "memory.current", "inactive_file"),
+             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
+    for folder in cgroup_folders(root, "memory"):
+        for limit_name, used_name, cache_name in names:
+            limit, used = _read(folder / limit_name).strip(), _read(folder / used_name).strip()
+            if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
+                # Cached files count as used, but the kernel drops them before it kills anyone.
+                cache = _counter(folder / "memory.stat", cache_name) or 0
+                found.append(max(0, int(limit) - int(used) + cache))
+    return min(found, default=None)
+
+
+def oom_kill_count(root: Path = Path("/")) -> int | None:
+    """How many processes of this cgroup the kernel has killed for memory; None where it does not say."""
+    for folder in cgroup_folders(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):  # v2, v1
+            count = _counter(folder / name, "oom_kill")
+            if count is not None:
+                return count
+    return None
+
+
+def _counter(path: Path, name: str) -> int | None:
+    for line in _lines(path):
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines()
+
+
 def cgroup_folders(root: Path, controller: str) -> list[Path]:
     """This process's cgroup folder and its parents, innermost first, for v2 and for v1's ``controller``."""
     mount = root / "sys/fs/cgroup"
@@ -124,8 +166,18 @@ def _total_memory(root: Path) -> int:
 
 
 def _shm_bytes(root: Path) -> int | None:
+    stat = _shm_stat(root)
+    return stat.f_frsize * stat.f_blocks if stat else None
+
+
+def shm_free_bytes(root: Path = Path("/")) -> int | None:
+    """What is left of /dev/shm, through which the processes of a loader hand over their batches; None without it."""
+    stat = _shm_stat(root)
+    return stat.f_frsize * stat.f_bavail if stat else None
+
+
+def _shm_stat(root: Path) -> os.statvfs_result | None:
     try:
-        stat = os.statvfs(root / "dev/shm")
+        return os.statvfs(root / "dev/shm")
     except OSError:
         return None
-    return stat.f_frsize * stat.f_blocks

@@ -1,0 +1,258 @@
+"""Batches for training in an order that the seed and the epoch alone decide, from any position on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from hotlap.base.errors import ConfigError, DataError, UnknownName, did_you_mean
+from hotlap.device.host import oom_kill_count
+from hotlap.device.host_random import derived_seed
+from hotlap.device.seed import generator
+from hotlap.engine.loader_death import explain_death
+from hotlap.engine.samples import BatchReader, Facts, Skipped, Ticket, raise_failure
+from hotlap.workload import Batch
+
+BAD_SAMPLE_POLICIES = ("raise", "skip")
+DEFAULT_PREFETCH = 2
+"""Batches that torch's DataLoader keeps in the making for each worker when nothing is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """How samples are loaded; none of it changes what is loaded."""
+
+    num_workers: int = 0
+    """Processes that load; with 0 the trainer's own process does."""
+    prefetch_factor: int | None = None
+    """Batches in the making for each worker; torch's default of 2 when not given. Only with workers."""
+    pin_memory: bool = False
+    """Puts batches into page-locked memory, from which a CUDA device copies without holding the host up."""
+    persistent_workers: bool = False
+    """Keeps the workers from one epoch to the next. Only with workers."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers = {self.num_workers} is negative", expected="0 or more")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor = {self.prefetch_factor} is too small", expected="at least 1")
+        for name in ("prefetch_factor", "persistent_workers"):
+            if self.num_workers == 0 and getattr(self, name):
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} with num_workers = 0",
+                    expected="workers to apply it to",
+                    remedy="Leave it out, or take num_workers = 1 or more",
+                )
+
+    def dataloader_arguments(self) -> dict[str, Any]:
+        """What torch's DataLoader takes, by keyword."""
+        given: dict[str, Any] = {"num_workers": self.num_workers, "pin_memory": self.pin_memory}
+        if self.num_workers:
+            given |= {"prefetch_factor": self.in_flight // self.num_workers}
+            given |= {"persistent_workers": self.persistent_workers}
+        return given
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that may be in the making or waiting at once."""
+        return self.num_workers * (self.prefetch_factor or DEFAULT_PREFETCH) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """One rank's share of one global batch."""
+
+    batch: Batch | None
+    """None when the share holds no sample: more ranks than samples, or all of them bad."""
+    num_samples: int
+    position: int
+    """Which global batch of the epoch this is."""
+    offset: int
+    """Where in the global batch this rank's share begins."""
+    slots: tuple[int, ...]
+    """Where in the global batch each sample stands; no more than offset, offset + 1, ... unless some were bad."""
+    bad: tuple[Skipped, ...] = ()
+    """Samples of this share that were left out."""
+
+
+class TrainLoader:
+    """Epochs of global batches over a map-style dataset, or one rank's share of each.
+
+    The order follows from the seed and the epoch, and so does every random number that a sample draws on the host
+    while it is loaded, together with the sample's index. Workers, ranks and resuming change neither.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        batch: int,
+        seed: int,
+        settings: LoaderSettings | None = None,
+        collate: Callable[[list[Any]], Batch] = default_collate,
+        rank: int = 0,
+        world: int = 1,
+        on_bad_sample: str = "raise",
+        shuffle: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
+        self.settings = settings or LoaderSettings()
+        self.num_samples = dataset_size(data)
+        _check(batch, rank, world, on_bad_sample, self.settings, device)
+        self.batch, self.seed, self.rank, self.world, self.shuffle = batch, seed, rank, world, shuffle
+        self.bad_samples: dict[int, Skipped] = {}
+        """Every sample left out so far, once, by its index."""
+        self._skip_bad = on_bad_sample == "skip"
+        self._reader = BatchReader(data, seed=seed, collate=collate, skip_bad=self._skip_bad)
+        self._tickets = _Tickets()
+        self._loader: DataLoader | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """Global batches in an epoch; the last may be smaller."""
+        return -(-self.num_samples // self.batch)
+
+    def order(self, epoch: int) -> list[int]:
+        """The samples of an epoch, in the order in which they are trained on."""
+        if not self.shuffle:
+            return list(range(self.num_samples))
+        order: list[int] = torch.randperm(
+            self.num_samples, generator=generator(derived_seed("order", self.seed, epoch))
+        ).tolist()
+        return order
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Loaded]:
+        """This rank's share of every global batch from ``start`` on; those before are not loaded.
+
+        One epoch at a time: with persistent workers, starting another one ends the one before.
+        """
+        if not 0 <= start <= self.num_batches:
+            raise ConfigError(f"start = {start} is not in the epoch", expected=f"0 to {self.num_batches}")
+        return self._epoch(epoch, start)
+
+    def close(self) -> None:
+        """Ends persistent workers now; otherwise they end with the process."""
+        if self._loader is not None:
+            _end(getattr(self._loader, "_iterator", None))
+        self._loader = None
+
+    def _epoch(self, epoch: int, start: int) -> Iterator[Loaded]:
+        tickets = self._tickets.list = self._cut(epoch, start)
+        kills_before = oom_kill_count()
+        iterator = iter(self._open())
+        try:
+            for ticket in tickets:
+                read = next(iterator, None)
+                assert read is not None and read[1].ticket == ticket, "another epoch was begun before this one ended"
+                yield self._loaded(*read)
+        except (RuntimeError, OSError) as error:
+            died = explain_death(error, workers=getattr(iterator, "_workers", ()), kills_before=kills_before)
+            self.close()
+            if died is None:
+                raise
+            raise died from error
+        finally:
+            if not self.settings.persistent_workers:
+                _end(iterator)
+
+    def _open(self) -> DataLoader:
+        if self._loader is None:
+            loader: DataLoader = DataLoader(
+                self._reader,
+                batch_size=None,
+                sampler=self._tickets,
+                collate_fn=_as_it_is,
+                # Without a generator of its own, torch draws from the global one at the start of every epoch.
+                generator=generator(self.seed),
+                **self.settings.dataloader_arguments(),
+            )
+            if not self.settings.persistent_workers:
+                return loader
+            self._loader = loader
+        return self._loader
+
+    def _cut(self, epoch: int, start: int) -> list[Ticket]:
+        order = self.order(epoch)
+        tickets = []
+        for position in range(start, self.num_batches):
+            share = order[position * self.batch : (position + 1) * self.batch]
+            first, end = (len(share) * r // self.world for r in (self.rank, self.rank + 1))
+            tickets.append(Ticket(epoch, position, first, tuple(share[first:end])))
+        return tickets
+
+    def _loaded(self, batch: Batch, facts: Facts) -> Loaded:
+        raise_failure(facts, skip_bad=self._skip_bad)
+        self.bad_samples.update({bad.index: bad for bad in facts.bad if bad.index not in self.bad_samples})
+        return Loaded(
+            batch=batch,
+            num_samples=len(facts.slots),
+            position=facts.ticket.position,
+            offset=facts.ticket.offset,
+            slots=facts.slots,
+            bad=facts.bad,
+        )
+
+
+class _Tickets:
+    """What torch's DataLoader iterates over; a new list for each epoch, since persistent workers keep the loader."""
+
+    def __init__(self) -> None:
+        self.list: list[Ticket] = []
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self.list)
+
+    def __len__(self) -> int:
+        return len(self.list)
+
+
+def _end(iterator: Any) -> None:
+    """Ends the workers of a DataLoader's iterator at once.
+
+    Left to the garbage collector, an iterator that an exception still holds is inherited by the next workers, where
+    collecting it disturbs both.
+    """
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+
+
+def _as_it_is(read: Any) -> Any:
+    return read
+
+
+def dataset_size(data: Any) -> int:
+    """How many samples a dataset has; refuses what cannot be read by index."""
+    name = type(data).__name__
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise DataError(
+            f"dataset {name} cannot be read by index, so no run could be resumed exactly where it stopped",
+            expected="a map-style dataset with __len__ and __getitem__",
+            remedy="Give it an index, or write its samples to files that have one",
+        )
+    size = len(data)
+    if size < 1:
+        raise DataError(f"dataset {name} holds {size} samples", expected="at least 1")
+    return size
+
+
+def _check(
+    batch: int, rank: int, world: int, on_bad_sample: str, settings: LoaderSettings, device: torch.device | None
+) -> None:
+    if batch < 1:
+        raise ConfigError(f"batch = {batch} is too small", expected="at least 1")
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank = {rank} is not among world = {world} ranks", expected="0 <= rank < world")
+    if on_bad_sample not in BAD_SAMPLE_POLICIES:
+        raise UnknownName(
+            f"on_bad_sample = {on_bad_sample!r} is not known", remedy=did_you_mean(on_bad_sample, BAD_SAMPLE_POLICIES)
+        )
+    if settings.pin_memory and (device is None or device.type != "cuda"):
+        raise ConfigError(
+            f"pin_memory = True with device = {device}",
+            expected="a CUDA device, which alone copies from pinned memory",
+            remedy="Leave pin_memory out",
+        )

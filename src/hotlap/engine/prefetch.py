@@ -1,0 +1,83 @@
+"""Batches on the device before they are needed: the next one is copied while a step runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from hotlap.base.errors import ConfigError
+from hotlap.engine.loader import Loaded
+from hotlap.measure.session import map_tensors
+
+
+class DevicePrefetcher:
+    """The same batches in the same order, each on ``device``, with up to ``depth`` further ones on their way.
+
+    On a card the copies go through a stream of their own, and the consumer's stream, not the host, waits for them. They
+    overlap with its work only from pinned memory. On the CPU nothing is copied and nothing is read ahead.
+    """
+
+    def __init__(
+        self, loaded: Iterable[Loaded], device: torch.device, *, channels_last: bool = False, depth: int = 1
+    ) -> None:
+        if depth < 0:
+            raise ConfigError(f"depth = {depth} is negative", expected="0 or more batches read ahead")
+        self._source = iter(loaded)
+        self._device, self._channels_last = device, channels_last
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._depth = depth if self._stream is not None else 0
+        self._ready: deque[tuple[Loaded, torch.cuda.Event | None]] = deque()
+        self._end: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Loaded]:
+        return self
+
+    def __next__(self) -> Loaded:
+        while self._end is None and len(self._ready) <= self._depth:
+            self._read_one()
+        if not self._ready:
+            assert self._end is not None
+            raise self._end
+        loaded, copied = self._ready.popleft()
+        if copied is not None:
+            self._hand_over(loaded, copied)
+        return loaded
+
+    def _read_one(self) -> None:
+        """Reads and sends off one batch. An error is kept until the good batches before it have been used."""
+        try:
+            loaded = next(self._source)
+        except Exception as error:  # noqa: BLE001 - raised as it is once its turn comes
+            self._end = error
+            return
+        if self._stream is None:
+            self._ready.append((self._placed(loaded), None))
+            return
+        with torch.cuda.stream(self._stream):
+            placed = self._placed(loaded)
+            self._ready.append((placed, self._stream.record_event()))
+
+    def _placed(self, loaded: Loaded) -> Loaded:
+        moves = self._device.type != "cpu" or self._channels_last
+        return dataclasses.replace(loaded, batch=map_tensors(loaded.batch, self._place)) if moves else loaded
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self._device, non_blocking=True)
+        if self._channels_last and tensor.ndim == 4 and tensor.is_floating_point():
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def _hand_over(self, loaded: Loaded, copied: torch.cuda.Event) -> None:
+        consumer = torch.cuda.current_stream(self._device)
+        consumer.wait_event(copied)
+
+        def used_by_consumer(tensor: Tensor) -> Tensor:
+            # The memory belongs to the copying stream, which would give it to the next batch while a step still reads.
+            tensor.record_stream(consumer)
+            return tensor
+
+        map_tensors(loaded.batch, used_by_consumer)
