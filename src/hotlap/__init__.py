@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
     from hotlap.api import report as report
+    from hotlap.api import train as train
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
     from hotlap.device.probe import get_device as get_device
@@ -29,6 +30,7 @@ _PUBLIC = {
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
     "report": "hotlap.api:report",
+    "train": "hotlap.api:train",
     "HotlapError": "hotlap.base.errors:HotlapError",
     "device_summary": "hotlap.device.probe:device_summary",
     "get_device": "hotlap.device.probe:get_device",

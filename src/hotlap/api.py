@@ -52,6 +52,20 @@ def target_name(target: str | Callable[..., Any]) -> str:
     return f"{module.__name__}:{name}"
 
 
+def train(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """Trains ``target`` in a supervised process of its own; the record's folder holds checkpoints and metrics.
+
+    >>> record = hotlap.train("unet", epochs=3, precision="bf16-mixed")
+    >>> record.extra["outcome"]["metrics"]
+    """
+    from hotlap.tools.train import TrainConfig
+    from hotlap.tools.train import train as run
+
+    given = {"target": target_name(target), **settings} if target else settings
+    resolved = resolve(TrainConfig, _layers(TrainConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def compare(before: str | Path, after: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """Whether the second record is slower than the first; ``record.verdict.exit_code`` is 0, 1 or 3."""
     from hotlap.tools.compare import CompareConfig

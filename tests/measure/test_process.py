@@ -188,6 +188,6 @@ def test_errors_survive_the_way_to_the_parent():
 
 def test_the_worker_imports_the_very_hotlap_that_started_it(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
-    first, second = process._environment()["PYTHONPATH"].split(os.pathsep)
+    first, second = process.worker_environment()["PYTHONPATH"].split(os.pathsep)
     assert (Path(first) / "hotlap" / "__init__.py").samefile(sys.modules["hotlap"].__file__)
     assert second == "/somewhere/else"

@@ -66,6 +66,14 @@ def run_compare(request: Request) -> int:
     return _run_tool(request, compare)
 
 
+def run_train(request: Request) -> int:
+    from hotlap.tools.train import preview, train
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, train)
+
+
 def run_report(request: Request) -> int:
     from hotlap.tools.report import report
 

@@ -43,6 +43,13 @@ VERBS: dict[str, Verb] = {
         "records",
         many=True,
     ),
+    "train": Verb(
+        "trains it: exact batches, no step lost to memory, resumes bit for bit",
+        "hotlap train unet --epochs 20 --precision bf16-mixed",
+        "run_train",
+        "hotlap.tools.train:TrainConfig",
+        "target",
+    ),
     "report": Verb(
         "draws one self-contained HTML page from records",
         "hotlap report latest",

@@ -63,10 +63,17 @@ class StepResult:
 class Team(Protocol):
     """Processes that share each effective batch."""
 
+    rank: int
     size: int
 
     def any_failed(self, failed: bool) -> bool:
-        """Whether any process ran out of memory; every process gets the same answer."""
+        """Whether it is true of any process; every process gets the same answer."""
+
+    def same(self, value: Any) -> Any:
+        """The first process's value, everywhere."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in order; only the first process gets them, the others get an empty list."""
 
     def smallest(self, value: int) -> int:
         """The smallest of all processes' values."""

@@ -44,7 +44,7 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env=_environment(),
+            env=worker_environment(),
         )
         late = threading.Event()
 
@@ -73,7 +73,7 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
     return answer["result"]
 
 
-def _environment() -> dict[str, str]:
+def worker_environment() -> dict[str, str]:
     """The user's environment, with this very hotlap importable even where it is not installed."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,0 +1,147 @@
+"""Everything a training consists of, built from its settings: model, optimizer, schedule, loaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from hotlap.base.errors import DeviceUnavailable, UsageError
+from hotlap.device.precision import set_fp32_precision
+from hotlap.device.probe import require_cuda
+from hotlap.device.seed import generator, seed_everything
+from hotlap.engine.config import TrainConfig
+from hotlap.engine.exact import ExactStep, Say, Team
+from hotlap.engine.loader import LoaderSettings, TrainLoader
+from hotlap.engine.schedule import Schedule
+from hotlap.measure.session import map_tensors
+from hotlap.workload import Batch, Workload
+
+
+@dataclass
+class Parts:
+    """One training, ready to go."""
+
+    workload: Workload
+    device: torch.device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    step: ExactStep
+    ema: AveragedModel | None
+    loader: TrainLoader
+    evaluation: TrainLoader | None
+    num_steps: int
+
+
+class DrawnSamples(torch.utils.data.Dataset[Batch]):
+    """A data set for workloads that only make batches: sample ``i`` is drawn by a generator of its own."""
+
+    def __init__(self, workload: Workload, num_samples: int, seed: int) -> None:
+        self._workload, self._num_samples, self._seed = workload, num_samples, seed
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Batch:
+        one = self._workload.make_batch(1, torch.device("cpu"), generator(self._seed * 1_000_003 + index))
+        return map_tensors(one, lambda tensor: tensor[0])
+
+
+def pick_device(text: str, local_rank: int = 0) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` means for this process."""
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise DeviceUnavailable(f"device = {text!r} is not known", expected="auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda":
+        index = device.index if device.index is not None else local_rank
+        require_cuda(index)
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    return device
+
+
+def set_switches(config: TrainConfig) -> None:
+    """Puts the process's global switches in force."""
+    set_fp32_precision("tf32" if config.tf32 else "ieee")
+    torch.backends.cudnn.benchmark = not config.deterministic
+    torch.use_deterministic_algorithms(config.deterministic, warn_only=False)
+
+
+def build(workload: Workload, config: TrainConfig, device: torch.device, *, team: Team | None, say: Say) -> Parts:
+    """The parts, the same on every process of the team."""
+    set_switches(config)
+    seed_everything(config.seed)
+    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
+    model = workload.build_model().to(device, **layout).train()
+    optimizer = workload.optimizer(model, fused=config.fused or None)
+    for group in optimizer.param_groups if config.lr is not None else []:
+        group["lr"] = config.lr
+    batch = config.batch or workload.default_batch
+    loader, evaluation = _loaders(workload, config, device, batch, team)
+    num_steps = min(config.epochs * loader.num_batches, config.steps or 2**62)
+    mode = None if config.compile == "default" else config.compile
+    ema = None
+    if config.ema is not None:
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
+    step = ExactStep(
+        model,
+        optimizer,
+        workload.loss,
+        compiled=None if config.compile == "off" else torch.compile(model, mode=mode, dynamic=False),  # type: ignore[arg-type]
+        micro=config.micro,
+        precision=config.precision,
+        clip_norm=config.clip_norm,
+        separable=workload.loss_is_separable,
+        recompute=config.recompute,
+        regrow_after=config.regrow_after,
+        team=team,
+        say=say,
+    )
+    return Parts(
+        workload=workload,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        schedule=Schedule(optimizer, kind=config.schedule, warmup=config.warmup, total=num_steps),
+        step=step,
+        ema=ema,
+        loader=loader,
+        evaluation=evaluation,
+        num_steps=num_steps,
+    )
+
+
+def _loaders(
+    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: Team | None
+) -> tuple[TrainLoader, TrainLoader | None]:
+    data = workload.train_data()
+    if data is None:
+        data = DrawnSamples(workload, 16 * batch, config.seed)
+    workers = config.workers or 0
+    settings = LoaderSettings(
+        num_workers=workers,
+        prefetch_factor=max(1, config.prefetch) if workers else None,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+    )
+    rank, world = (team.rank, team.size) if team is not None else (0, 1)
+    common: dict[str, Any] = {"seed": config.seed, "collate": workload.collate, "device": device}
+    loader = TrainLoader(
+        data, batch=batch, settings=settings, rank=rank, world=world, on_bad_sample=config.on_bad_sample, **common
+    )
+    if batch > loader.num_samples:
+        raise UsageError(
+            f"batch = {batch} is larger than the {loader.num_samples} samples of the training data",
+            remedy="Take a smaller --batch",
+        )
+    held_out = workload.eval_data()
+    if held_out is None:
+        return loader, None
+    return loader, TrainLoader(held_out, batch=batch, shuffle=False, on_bad_sample=config.on_bad_sample, **common)

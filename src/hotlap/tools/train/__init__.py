@@ -1,0 +1,5 @@
+"""``train``: an exact, recoverable training, its record and its curves."""
+
+from hotlap.engine.config import TrainConfig as TrainConfig
+from hotlap.tools.train.run import preview as preview
+from hotlap.tools.train.run import train as train
