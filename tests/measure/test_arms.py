@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import COMPILE_MODES, ArmSpec, cpu_candidates, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, cpu_candidates, parse_arm
 
 compiles = st.sampled_from(["", *COMPILE_MODES])
 cpu_arms = st.builds(
@@ -28,7 +28,8 @@ cuda_arms = st.builds(
     compile=compiles,
     cudnn_benchmark=st.booleans(),
     fused=st.booleans(),
-)
+    sdpa=st.sampled_from(["", *SDPA]),
+) | st.builds(ArmSpec, device=st.just("cuda"), graph=st.just(True), compile=st.sampled_from(["", "default"]))
 
 
 @given(cpu_arms | cuda_arms | st.just(ArmSpec(device="cpu", tuned=True)))
@@ -75,6 +76,9 @@ def test_equal_arms_have_one_name(text, name):
         ("cpu:threads=0", "threads='0'"),
         ("cpu:threads=many", "threads='many'"),
         ("cpu:tf32", "tf32 works on cuda only"),
+        ("cpu:graph", "graph works on cuda only"),
+        ("cuda:graph+compile=reduce-overhead", "records graphs itself"),
+        ("cuda:sdpa=flsh", "sdpa='flsh' in arm 'cuda:sdpa=flsh' is not known. Did you mean 'flash'"),
         ("cpu:fp16", "fp16 works on cuda only"),
         ("cpu:cudnn_benchmark", "cudnn_benchmark works on cuda only"),
         ("cuda:threads=2", "threads works on cpu only"),

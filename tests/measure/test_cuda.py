@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hotlap.base.errors import UsageError
 from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.device.nvml import Nvml
 from hotlap.device.precision import set_fp32_precision
@@ -87,11 +88,28 @@ def test_a_step_that_waits_for_the_device_is_an_upper_bound_and_says_so():
 
 
 @pytest.mark.parametrize("arm", ["cuda", "cuda:tf32", "cuda:bf16", "cuda:fp16", "cuda:channels_last", "cuda:fused",
-                                 "cuda:bf16+channels_last+cudnn_benchmark+fused"])  # fmt: skip
+                                 "cuda:bf16+channels_last+cudnn_benchmark+fused", "cuda:graph", "cuda:fp16+graph",
+                                 "cuda:bf16+channels_last+graph"])  # fmt: skip
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_right_answers_are_green_on_the_card(arm, mode):
     gate = GateKeeper(conv_net(), mode=mode, batch=8, steps=3, seed=0).judge(parse_arm(arm))
     assert gate.passed, [c for c in gate.checks if not c.passed]
+
+
+def test_a_recorded_step_trains_as_a_plain_one_and_follows_its_batches():
+    runs = []
+    for arm in ("cuda", "cuda:graph"):
+        trained = session(arm, conv_net(), batch=8)
+        runs.append([float(trained.step()) for _ in range(8)])
+    assert runs[1] == pytest.approx(runs[0], rel=1e-4)
+    assert len(set(runs[0][:4])) == 4  # four different batches
+
+
+def test_a_recorded_step_refuses_another_shape():
+    small = session("cuda:graph", batch=8)
+    small.step()
+    with pytest.raises(UsageError, match="shape \\[32, 64\\]"):
+        small.run(session("cuda", batch=32).batches[0])
 
 
 def test_a_wrong_answer_on_the_card_is_red():

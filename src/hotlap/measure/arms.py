@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hotlap.base.errors import UsageError, did_you_mean
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+SDPA = ("math", "flash", "efficient", "cudnn")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
@@ -21,8 +22,13 @@ OPTIONS = {
     "threads=N": "CPU threads; by default the usable physical cores (cpu)",
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
+    "graph": "the whole step recorded as one CUDA graph (cuda)",
+    "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
+
+
+_SWITCHES = ("cudnn_benchmark", "fused", "graph", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,9 @@ class ArmSpec:
     """CPU threads; 0 means all usable cores."""
     cudnn_benchmark: bool = False
     fused: bool = False
+    graph: bool = False
+    sdpa: str = ""
+    """The only implementation attention may use; '' lets torch choose."""
     tuned: bool = False
     """Stands for the winner of the CPU race, put in its place before timing."""
 
@@ -49,7 +58,8 @@ class ArmSpec:
         options += ["channels_last"] if self.channels_last else []
         options += [("compile" if self.compile == "default" else f"compile={self.compile}")] if self.compile else []
         options += [f"threads={self.threads}"] if self.threads else []
-        options += [word for word in ("cudnn_benchmark", "fused", "tuned") if getattr(self, word)]
+        options += [f"sdpa={self.sdpa}"] if self.sdpa else []
+        options += [word for word in _SWITCHES if getattr(self, word)]
         place = self.device + (f":{self.index}" if self.index else "")
         return place + (":" + "+".join(options) if options else "")
 
@@ -89,8 +99,12 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
     key, equals, value = option.partition("=")
     if not equals and option in ("fp32", "tf32", "bf16", "fp16"):
         return {"precision": option}
-    if not equals and option in ("channels_last", "cudnn_benchmark", "fused", "tuned"):
+    if not equals and option in ("channels_last", *_SWITCHES):
         return {option: True}
+    if key == "sdpa":
+        if value not in SDPA:
+            raise UsageError(f"sdpa={value!r} in arm {text!r} is not known", remedy=did_you_mean(value, SDPA))
+        return {"sdpa": value}
     if key == "compile":
         mode = value or "default"
         if mode not in COMPILE_MODES:
@@ -110,7 +124,7 @@ def _check(spec: ArmSpec, text: str) -> None:
     if spec.device == "cpu" and spec.index:
         raise UsageError(f"arm {text!r}: cpu has no index", expected=f"cpu:threads={spec.index} for that many threads")
     only_cuda = [w for w, on in (("tf32", spec.precision == "tf32"), ("fp16", spec.precision == "fp16")) if on]
-    only_cuda += ["cudnn_benchmark"] if spec.cudnn_benchmark else []
+    only_cuda += [word for word in ("cudnn_benchmark", "graph") if getattr(spec, word)]
     if spec.device == "cpu" and only_cuda:
         raise UsageError(
             f"arm {text!r}: {only_cuda[0]} works on cuda only", remedy="Use cpu:bf16 for a half-precision CPU arm"
@@ -118,6 +132,8 @@ def _check(spec: ArmSpec, text: str) -> None:
     if spec.device == "cuda" and (spec.threads or spec.tuned):
         word = "tuned" if spec.tuned else "threads"
         raise UsageError(f"arm {text!r}: {word} works on cpu only")
+    if spec.graph and spec.compile in ("reduce-overhead", "max-autotune"):
+        raise UsageError(f"arm {text!r}: compile={spec.compile} records graphs itself", expected="compile+graph")
     if spec.tuned and spec != ArmSpec(device="cpu", tuned=True):
         raise UsageError(f"arm {text!r}: tuned stands alone", expected="cpu:tuned")
 

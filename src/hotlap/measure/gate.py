@@ -85,16 +85,32 @@ class GateKeeper:
         outputs = self._outputs(session)
         if self.mode != "train":
             return Evidence(outputs, {}, [])
+        if session.spec.graph:
+            return self._gather_recorded(session, outputs)
         session.backward_on(session.batches[0])
         scale = 1.0 if session.scaler is None else session.scaler.get_scale()
         gradients = {name: grad / scale for name, grad in gradients_by_name(session.plain_model).items()}
         losses = [float(session.step()) for _ in range(self.steps)]
         return Evidence(outputs, gradients, losses)
 
+    def _gather_recorded(self, session: Session, outputs: Tensor) -> Evidence:
+        """The same of an arm that replays whole steps: gradients are read after the first one.
+
+        The other arms take their gradients from the first batch and their losses from the second on, so the replayed
+        step on the first batch comes from a session of its own.
+        """
+        first = self._session(session.spec)
+        first.record()
+        scale = 1.0 if first.scaler is None else first.scaler.get_scale()  # a recorded step leaves gradients scaled
+        first.run(first.batches[0])
+        gradients = {name: grad / scale for name, grad in gradients_by_name(first.plain_model).items()}
+        losses = [float(session.step()) for _ in range(self.steps)]
+        return Evidence(outputs, gradients, losses)
+
     def _outputs(self, session: Session) -> Tensor:
         first = session.batches[0]
         if self.mode != "train":
-            return session.infer_on(first).double().cpu()
+            return session.run(first).double().cpu()
         with session.autocast():
             return self.workload.predict(session.model, first).detach().double().cpu()
 

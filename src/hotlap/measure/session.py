@@ -11,6 +11,7 @@ from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.measure.arms import ArmSpec
+from hotlap.measure.graph import GraphedStep
 from hotlap.workload import Batch, Workload
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class Session:
         self.activate()
         self.plain_model = self._build()
         self.model = self._compiled(self.plain_model)
-        self.optimizer = workload.optimizer(self.plain_model, fused=spec.fused or None) if mode == "train" else None
+        # A recorded step cannot ask the host whether gradients overflowed; the fused optimizers ask on the device.
+        fused = spec.fused or (spec.graph and spec.precision == "fp16")
+        self.optimizer = workload.optimizer(self.plain_model, fused=fused or None) if mode == "train" else None
         scaled = mode == "train" and spec.precision == "fp16"
         self.scaler = torch.amp.GradScaler(spec.device, enabled=True) if scaled else None
         draw = workload.worst_case_batch if worst_case else workload.make_batch
@@ -45,6 +48,7 @@ class Session:
         if self.device.type == "cuda":
             self.host_batches = [map_tensors(b, lambda t: t.pin_memory()) for b in self.host_batches]
         self._turn = 0
+        self._graph: GraphedStep | None = None
 
     def activate(self) -> None:
         """Puts this arm's global switches in force: threads, float32 precision, cuDNN's autotuner."""
@@ -90,7 +94,7 @@ class Session:
 
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
         kind = kinds.get(self.spec.precision)
-        with torch.autocast(self.spec.device, dtype=kind, enabled=kind is not None):
+        with torch.autocast(self.spec.device, dtype=kind, enabled=kind is not None), _attention(self.spec.sdpa):
             yield
 
     def _next(self) -> int:
@@ -106,6 +110,19 @@ class Session:
         self.run(self.place(self.host_batches[self._next()])).float().cpu()
 
     def run(self, batch: Batch) -> Tensor:
+        """One iteration as the arm says: recorded first, if it is a graph, and replayed from then on."""
+        if not self.spec.graph:
+            return self._step_on(batch)
+        if self._graph is None:
+            self.record()
+        assert self._graph is not None
+        return self._graph(batch)
+
+    def record(self) -> None:
+        """Records the step of a graph arm; weights and optimizer state are then as they were."""
+        self._graph = GraphedStep(self._step_on, self.batches[0], model=self.plain_model, optimizer=self.optimizer)
+
+    def _step_on(self, batch: Batch) -> Tensor:
         return self.train_on(batch) if self.mode == "train" else self.infer_on(batch)
 
     def infer_on(self, batch: Batch) -> Tensor:
@@ -132,6 +149,19 @@ class Session:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         return loss
+
+
+def _attention(kind: str) -> contextlib.AbstractContextManager[Any]:
+    """Leaves scaled-dot-product attention one implementation only; '' leaves all."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kinds = {
+        "math": SDPBackend.MATH,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
+    return sdpa_kernel(kinds[kind]) if kind else contextlib.nullcontext()
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

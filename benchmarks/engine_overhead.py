@@ -1,0 +1,199 @@
+"""What the engine costs: its step against a bare loop's, and a whole training against a bare loop with a plain loader.
+
+    python -m benchmarks.engine_overhead --out engine_overhead.json [--devices cuda] [--only unet] [--small]
+
+Both run in turn in one process, so that the machine's noise falls on both. The engine may take 2% longer.
+The bare loop is written here without any part of the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TARGETS = ("unet", "bilstm")
+SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
+PAIRS = 10
+CHUNK_SECONDS = 0.4
+ALLOWED = 0.02
+
+
+def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool) -> Callable[[int], float]:
+    """A function that runs so many steps on batches that lie on the device; milliseconds a step."""
+    import torch
+
+    from hotlap.engine.exact import ExactStep
+    from hotlap.targets import load_target
+
+    workload = load_target(target, options)
+    torch.manual_seed(0)
+    model = workload.build_model().to(device).train()
+    optimizer = workload.optimizer(model)
+    size, where = workload.default_batch, torch.device(device)
+    batches = [workload.make_batch(size, where, torch.Generator().manual_seed(i)) for i in range(4)]
+    exact = ExactStep(model, optimizer, workload.loss) if engine else None
+
+    def step(number: int) -> None:
+        batch = batches[number % 4]
+        if exact is not None:
+            exact(batch)
+            return
+        optimizer.zero_grad(set_to_none=True)
+        total, count = workload.loss(model, batch)
+        (total / count).backward()
+        optimizer.step()
+
+    def run(iterations: int) -> float:
+        step(0)
+        _wait(device)
+        begin = time.perf_counter()
+        for number in range(iterations):
+            step(number)
+        _wait(device)
+        return 1e3 * (time.perf_counter() - begin) / iterations
+
+    return run
+
+
+def training(target: str, device: str, options: dict[str, Any], *, engine: bool) -> Callable[[int], float]:
+    """A function that trains so many steps from the training data on; milliseconds a step, the first batch apart.
+
+    Both read with two workers, so that neither waits for data. The engine logs, the bare loop does not.
+    """
+    import torch
+    from torch.utils._pytree import tree_map
+    from torch.utils.data import DataLoader
+
+    from hotlap.engine.config import TrainConfig
+    from hotlap.engine.loop import Trainer
+    from hotlap.targets import load_target
+
+    workload = load_target(target, options)
+    where = torch.device(device)
+
+    def by_engine(iterations: int) -> float:
+        marks: list[float] = []
+
+        def heard(event: Any) -> None:
+            if event.kind == "advance":
+                marks.append(time.perf_counter())
+
+        config = TrainConfig(
+            target=target, epochs=10_000, steps=10 + iterations, log_every=10, workers=2, eval_every=0, device=device
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(workload, config, Path(folder), where, emit=heard)
+            trainer._evaluate = lambda: None  # type: ignore[method-assign]
+            trainer._save = lambda score=None: None  # type: ignore[method-assign]
+            trainer.run()
+        return 1e3 * (marks[-1] - marks[0]) / iterations  # each mark follows a wait for the device
+
+    def bare(iterations: int) -> float:
+        torch.manual_seed(0)
+        model = workload.build_model().to(device).train()
+        optimizer = workload.optimizer(model)
+        loader = DataLoader(
+            workload.train_data(),  # type: ignore[arg-type]
+            batch_size=workload.default_batch, shuffle=True, num_workers=2, pin_memory=device == "cuda",
+            persistent_workers=True, collate_fn=workload.collate, drop_last=False,
+        )  # fmt: skip
+        done, began = 0, 0.0
+        while True:
+            for batch in loader:
+                placed = tree_map(lambda tensor: tensor.to(where, non_blocking=True), batch)
+                optimizer.zero_grad(set_to_none=True)
+                total, count = workload.loss(model, placed)
+                (total / count).backward()
+                optimizer.step()
+                done += 1
+                if done == 10:
+                    _wait(device)
+                    began = time.perf_counter()
+                if done == 10 + iterations:
+                    _wait(device)
+                    return 1e3 * (time.perf_counter() - began) / iterations
+
+    return by_engine if engine else bare
+
+
+def _wait(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def one_row(target: str, device: str, options: dict[str, Any], what: str) -> dict[str, Any]:
+    """Both in turn; the median of the pairs' ratios with its interval."""
+    from hotlap.base import stats
+    from hotlap.device.precision import set_fp32_precision
+
+    set_fp32_precision("ieee")
+    make = stepping if what == "step" else training
+    bare, engine = make(target, device, options, engine=False), make(target, device, options, engine=True)
+    if what == "step":
+        step_ms = min(bare(1), engine(1), bare(1))
+        iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / step_ms)))
+    else:
+        iterations = 60 if device == "cuda" else 10
+    pairs = []
+    for number in range(PAIRS if what == "step" else PAIRS // 2):
+        if number % 2:
+            first = engine(iterations)
+            pairs.append((first, bare(iterations)))
+        else:
+            second = bare(iterations)
+            pairs.append((engine(iterations), second))
+    ratio = stats.ratio_interval([[e] for e, _ in pairs], [[b] for _, b in pairs], paired=True)
+    return {
+        "target": target,
+        "device": device,
+        "what": what,
+        "iterations": iterations,
+        "engine_ms": [e for e, _ in pairs],
+        "bare_ms": [b for _, b in pairs],
+        "difference": ratio.value - 1,
+        "low": ratio.low - 1,
+        "high": ratio.high - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("engine_overhead.json"))
+    parser.add_argument("--devices", default="cuda")
+    parser.add_argument("--only", default=",".join(TARGETS))
+    parser.add_argument("--small", action="store_true", help="small models, for a laptop")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        options = SMALL[given.worker] if given.small else {}
+        rows = [one_row(given.worker, d, options, what) for d in given.devices.split(",") for what in ("step", "run")]
+        print(json.dumps(rows))
+        return
+    from hotlap.records.environment import capture
+
+    rows = []
+    for target in given.only.split(","):
+        command = [sys.executable, "-m", "benchmarks.engine_overhead", "--worker", target, "--devices", given.devices]
+        done = subprocess.run([*command, *(["--small"] * given.small)], check=True, stdout=subprocess.PIPE, text=True)
+        for found in json.loads(done.stdout.splitlines()[-1]):
+            rows.append(found)
+            figures = f"{found['difference']:+.2%} [{found['low']:+.2%}, {found['high']:+.2%}]"
+            verdict = "ok" if found["difference"] <= ALLOWED else "TOO SLOW"
+            print(f"{target} {found['device']} {found['what']}: engine over bare loop {figures} {verdict}", flush=True)
+        answer = {"allowed": ALLOWED, "rows": rows, "environment": dataclasses.asdict(capture())}
+        given.out.write_text(json.dumps(answer, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
