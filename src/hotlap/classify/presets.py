@@ -39,8 +39,6 @@ class ClassifyConfig:
     """Drawn JPEG files to train on; a folder gives what it holds."""
     eval_images: int = 500
     """Drawn JPEG files to judge by."""
-    eval_workers: int = 0
-    """Processes that decode the pictures to judge by."""
     lr: float = 1e-3
     """Step size of AdamW."""
     seed: int = 0
@@ -48,7 +46,7 @@ class ClassifyConfig:
 
     def __post_init__(self) -> None:
         least = {"size": 1, "batch": 1, "classes": 0, "hold_out": 2, "train_images": 1, "eval_images": 1}
-        for name, low in {**least, "eval_workers": 0}.items():
+        for name, low in least.items():
             value = getattr(self, name)
             if value < low:
                 raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {low}")
@@ -71,5 +69,5 @@ def full() -> ClassifyConfig:
 def small() -> ClassifyConfig:
     """0.1 M parameters on 600 drawn pictures of 64x64: trains within a minute on two cores."""
     return replace(
-        full(), model="tiny", norm="group", size=64, batch=32, train_images=600, eval_images=200, min_crop=0.4, lr=5e-3
+        full(), model="tiny", norm="group", size=64, batch=32, train_images=600, eval_images=200, min_crop=0.4
     )

@@ -41,7 +41,6 @@ def classify(
     hold_out: int = 5,
     train_images: int = 2000,
     eval_images: int = 500,
-    eval_workers: int = 0,
     lr: float = 1e-3,
     seed: int = 0,
 ) -> ClassifyWorkload:
@@ -60,7 +59,6 @@ def classify(
             hold_out=hold_out,
             train_images=train_images,
             eval_images=eval_images,
-            eval_workers=eval_workers,
             lr=lr,
             seed=seed,
         )
@@ -143,8 +141,7 @@ class ClassifyWorkload(Workload):
 
     @torch.no_grad()
     def _answers(self, model: nn.Module, data: Dataset, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        c = self.config
-        for samples in DataLoader(data, c.batch, collate_fn=self.collate, num_workers=c.eval_workers):
+        for samples in DataLoader(data, self.config.batch, collate_fn=self.collate):
             batch = _to(samples, device)
             yield self.predict(model, batch), batch["label"]
 

@@ -22,7 +22,7 @@ from hotlap.data.counter_random import uniform
 MIN_SIDE = 16
 _COPIES = 3
 _GRAIN = 0.06
-_WAVE = 0.10
+_WAVE = 0.06
 _BANK_MARGIN = 64
 _CHUNK = 32  # pictures drawn at once, so that memory does not grow with the batch
 _FIELD = 100.0  # whole periods added to a pattern's coordinates, so that none is negative
@@ -110,8 +110,8 @@ def _draw_chunk(index: Tensor, labels: Tensor, height: int, width: int, seed: in
         if len(rows):
             shown[rows] = _shown(name, draws[rows], height, width)
     ground = 0.3 + 0.4 * draws[:, 12:15]
-    sign = torch.where(draws[:, 15:18] < 0.5, -1.0, 1.0)
-    figure = ground + sign * (0.16 + 0.24 * draws[:, 18:19])
+    sign = torch.where(draws[:, 18:19] < 0.5, -1.0, 1.0)
+    figure = ground + sign * (0.10 + 0.40 * draws[:, 15:18])  # lighter or darker, and of another hue
     image = torch.where(shown[:, None], figure.float()[..., None, None], ground.float()[..., None, None])
     image += _wave(draws[:, 19:22], height, width)
     bank = _grain_bank(max(height, width), seed)
@@ -132,7 +132,7 @@ def _shown(name: str, draws: Tensor, height: int, width: int) -> Tensor:  # [m, 
     shown = torch.zeros(len(draws), height, width, dtype=torch.bool)
     for copy in range(_COPIES):
         place, turn = draws[:, 1 + 3 * copy : 3 + 3 * copy], draws[:, 3 + 3 * copy]
-        reach = (0.30 - 0.10 * draws[:, 10]) / num_copies.sqrt()
+        reach = (0.36 - 0.10 * draws[:, 10]) / num_copies.sqrt()
         figure = _FIGURES[name](*_frame(place, reach, turn, x, y))
         shown |= figure & (num_copies > copy)[:, None, None]
     return shown
