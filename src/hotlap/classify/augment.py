@@ -20,6 +20,19 @@ def finish_batch(
     image: Tensor, flip: Tensor | None, jitter: Tensor | None, dtype: torch.dtype
 ) -> Tensor:  # [n, 3, H, W] uint8, [n] bool, [n, 3]
     """Normalised images [n, 3, H, W], where the batch is; jitter holds factors of brightness, contrast, saturation."""
+    if image.device.type != "cpu":
+        return _finish(image, flip, jitter, dtype)
+    # On a CPU an image at a time stays in the cache, and the outcome is the same to the last bit.
+    finished = torch.empty(image.shape, dtype=dtype)
+    for number in range(len(image)):
+        one = slice(number, number + 1)
+        finished[one] = _finish(
+            image[one], None if flip is None else flip[one], None if jitter is None else jitter[one], dtype
+        )
+    return finished
+
+
+def _finish(image: Tensor, flip: Tensor | None, jitter: Tensor | None, dtype: torch.dtype) -> Tensor:
     if flip is not None:
         image = torch.where(flip[:, None, None, None], image.flip(-1), image)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
@@ -27,8 +40,9 @@ def finish_batch(
     if jitter is not None:
         pixels = _recolour(pixels, jitter.to(exact))
     # Plain numbers, a channel at a time: a tensor of them would have to be copied to the device at every step.
-    channels = zip(pixels.unbind(1), MEAN, STD, strict=True)
-    return torch.stack([(channel - 255.0 * mean) / (255.0 * std) for channel, mean, std in channels], 1).to(dtype)
+    for channel, mean, std in zip(pixels.unbind(1), MEAN, STD, strict=True):
+        channel.sub_(255.0 * mean).div_(255.0 * std)
+    return pixels.to(dtype)
 
 
 def finish_one(image: Tensor, flip: Tensor, jitter: Tensor | None) -> Tensor:  # [3, H, W] uint8, [], [3]
