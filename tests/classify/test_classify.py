@@ -315,4 +315,4 @@ def test_training_on_files_learns_the_classes(device, one_thread):
             (total / count).backward()
             optimizer.step()
     scores = workload.metrics(model, workload.eval_data(), device)
-    assert scores["accuracy"] >= 0.25 and scores["top5"] >= 0.7
+    assert scores["accuracy"] >= 0.25 and scores["top5"] >= 0.8
