@@ -1,7 +1,8 @@
 """Seeded pictures of ten classes: six figures, of which one to three copies are shown, and four all-over patterns.
 
-Place, size, turn and colours come from the same distributions for every class, so that neither a pixel nor the mean
-colour tells them apart: the outline or the pattern does. None changes its class when it is mirrored or cut.
+Place, turn and the two colours come from the same distributions for every class, so the mean colour says little: the
+outline or the pattern tells the classes apart. A pattern covers more than a figure, which the spread of the colours
+shows. Mirroring does not change a class; a cut that leaves no figure inside may leave nothing to tell it by.
 
 Parameters are hashed from (seed, index); pixels are made by sums, products, roots and comparisons alone, which round
 alike wherever a pixel lies in a batch. A picture is therefore the same in any batch.
