@@ -26,6 +26,10 @@ WORKLOADS = Registry(
     {
         "unet": ("hotlap.segment.workload:unet", "U-Net, 31.0 M parameters, 3 classes, 128x128 RGB segmentation"),
         "bilstm": ("hotlap.sequence.workload:bilstm", "2-layer BiLSTM, 2.4 M parameters, 3-class character sequences"),
+        "classify": (
+            "hotlap.classify.workload:classify",
+            "ResNet-18, 11.2 M parameters, 10 classes, 224x224 JPEG files; or another model, or your folder",
+        ),
     },
 )
 

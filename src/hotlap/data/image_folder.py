@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.base.errors import DataError
+from hotlap.data.picture_file import SUFFIXES, require_pillow, to_rgb
 
 if TYPE_CHECKING:
     import numpy as np
 
 LABEL_KINDS = ("classes", "instances")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 HOLD_OUT_EVERY = 5
 UNKNOWN = 255
 
@@ -104,7 +104,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
         import numpy as np
         from PIL import Image
 
-        scaled = _to_rgb(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        scaled = to_rgb(image).resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(scaled, dtype=np.uint8)).permute(2, 0, 1).contiguous().float() / 255
 
     def _mask(self, label: Any, path: Path) -> Tensor:  # [size, size] int64
@@ -126,32 +126,15 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _open(path: Path) -> Any:
+    image_module = require_pillow()
     try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise EnvironmentUnusable(
-            "reading images needs Pillow, which is not installed", remedy="pip install 'hotlap[images]'"
-        ) from error
-    try:
-        image = Image.open(path)
+        image = image_module.open(path)
         image.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
         raise DataError(
             f"image file {str(path)!r} cannot be read: {error}", remedy="Replace the file, or remove it and its partner"
         ) from error
     return image
-
-
-def _to_rgb(image: Any) -> Any:
-    if not image.mode.startswith("I") and image.mode != "F":
-        return image.convert("RGB")
-    import numpy as np
-    from PIL import Image
-
-    # Pillow cuts 16-bit grey off at 255 instead of scaling it.
-    grey = np.asarray(image).astype(np.float64)
-    scale = 255.0 / 65535.0 if grey.max() > 255 else 1.0
-    return Image.fromarray((grey * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
 def _label_values(label: Any, path: Path) -> np.ndarray:  # [H, W]
