@@ -1,0 +1,1 @@
+"""Training that never loses a step."""
