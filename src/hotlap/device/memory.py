@@ -55,7 +55,8 @@ def free_bytes(device: torch.device) -> int:
         return int(free)
     import psutil
 
-    return min(int(psutil.virtual_memory().available), cgroup_free_bytes() or sys.maxsize)
+    available, granted = int(psutil.virtual_memory().available), cgroup_free_bytes()
+    return available if granted is None else min(available, granted)
 
 
 def cgroup_free_bytes(root: Path = Path("/")) -> int | None:

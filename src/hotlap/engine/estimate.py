@@ -14,8 +14,9 @@ from hotlap.workload import Workload
 
 PRECISIONS: dict[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 NUM_LARGEST = 5
-_TRIED = (2, 3)
-"""Batches of the real forward passes that stand in where shapes alone do not tell."""
+_TRIED = (4, 8)
+"""Batches of the real forward passes that stand in where shapes alone do not tell. Libraries round what they keep up to
+pages, so that smaller batches would mislead."""
 
 
 @dataclass(frozen=True, kw_only=True)

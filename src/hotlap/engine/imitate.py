@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Imitation:
 
     @contextlib.contextmanager
     def _pretend(self) -> Iterator[None]:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with warnings.catch_warnings(), _quiet_log(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             # cuDNN's recurrent layers ask the card for the size of what they keep; torch's own have it in their shapes.
             with self._mode, torch.backends.cudnn.flags(enabled=False):
@@ -91,6 +92,17 @@ class Imitation:
         """The size of the optimizer's state after one step, on the device."""
         with self._pretend():
             return optimizer_bytes(self._workload, self.model)
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Without torch's trace of an operation that cannot be imitated; the caller hears of it as an exception."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 class BatchShapes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -70,16 +71,25 @@ def check_device(bench: Bench) -> str:
         raise DeviceUnavailable(error.what, expected=error.expected, remedy=remedy) from error
     a, b = (torch.randn(64, 64, generator=generator(bench.seed + i)) for i in range(2))
     set_fp32_precision("ieee")
-    error = ((a.to(bench.device) @ b.to(bench.device)).cpu().double() - a.double() @ b.double()).abs().max().item()
-    if not error < 1e-3:  # float32 rounds sums of 64 products of about 1 to some 1e-5
-        raise StepFailed(f"a 64x64 product on {bench.device} is off by {error:.3g}", remedy="Run 'hotlap doctor'")
+    off = ((a.to(bench.device) @ b.to(bench.device)).cpu().double() - a.double() @ b.double()).abs().max().item()
+    if not off < 1e-3:  # float32 rounds sums of 64 products of about 1 to some 1e-5
+        raise StepFailed(f"a 64x64 product on {bench.device} is off by {off:.3g}", remedy="Run 'hotlap doctor'")
     if bench.device.type == "cuda":
         about = torch.cuda.get_device_properties(bench.device)
         what = f"{about.name}, {format_bytes(about.total_memory)}, compute capability {about.major}.{about.minor}"
         return f"{bench.device}: {what}; torch {torch.__version__}, CUDA {torch.version.cuda}"
     host = read_host()
     why = "as asked" if bench.wanted == "cpu" else f"because {why_no_cuda()}"
-    return f"cpu ({why}): {host.cpu_model}, {format_count(host.usable_cores, 'usable core')}; torch {torch.__version__}"
+    threads = quiet_cores(host.usable_cores)
+    torch.set_num_threads(threads)
+    cores = f"{threads} of {format_count(host.usable_cores, 'usable core')}"
+    return f"cpu ({why}): {host.cpu_model}, {cores}; torch {torch.__version__}"
+
+
+def quiet_cores(usable: int) -> int:
+    """Cores that nobody else keeps busy: threads that wait for each other on busy ones take many times as long."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, usable - round(busy))
 
 
 def check_optimisations(bench: Bench) -> str:
