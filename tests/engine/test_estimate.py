@@ -253,6 +253,15 @@ def test_a_built_module_is_left_as_it_was():
     assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
 
 
+def test_switches_that_others_have_set_do_no_harm_and_stay(plain_float32):
+    """torch refuses to read its old TF32 switch once convolutions and recurrent layers differ."""
+    torch.backends.cudnn.rnn.fp32_precision = "tf32"
+    estimate = estimate_memory(make("gru"), batch=2, device="cuda")
+    assert estimate.method == "imitated" and estimate.device == "cuda"
+    assert torch.backends.cudnn.enabled
+    assert (torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision) == ("ieee", "tf32")
+
+
 def test_a_huge_model_takes_no_memory():
     """512 GiB of weights: only shapes are made."""
     wide = 1 << 18

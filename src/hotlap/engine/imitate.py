@@ -74,8 +74,7 @@ class Imitation:
     def _pretend(self) -> Iterator[None]:
         with warnings.catch_warnings(), _quiet_log(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            # cuDNN's recurrent layers ask the card for the size of what they keep; torch's own have it in their shapes.
-            with self._mode, torch.backends.cudnn.flags(enabled=False):
+            with self._mode, _without_cudnn():
                 yield
 
     def kept(self, batch: int) -> Kept:
@@ -92,6 +91,20 @@ class Imitation:
         """The size of the optimizer's state after one step, on the device."""
         with self._pretend():
             return optimizer_bytes(self._workload, self.model)
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """cuDNN's recurrent layers ask the card for the size of what they keep; torch's own have it in their shapes.
+
+    Not by ``cudnn.flags``, which also reads the old TF32 switch and fails where the new ones differ.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 @contextlib.contextmanager
