@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from hotlap.api import bench as bench
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
+    from hotlap.api import estimate_memory as estimate_memory
+    from hotlap.api import quicktest as quicktest
     from hotlap.api import report as report
     from hotlap.api import train as train
+    from hotlap.api import suggest as suggest
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
     from hotlap.device.probe import get_device as get_device
@@ -29,8 +32,11 @@ _PUBLIC = {
     "bench": "hotlap.api:bench",
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
+    "estimate_memory": "hotlap.api:estimate_memory",
+    "quicktest": "hotlap.api:quicktest",
     "report": "hotlap.api:report",
     "train": "hotlap.api:train",
+    "suggest": "hotlap.api:suggest",
     "HotlapError": "hotlap.base.errors:HotlapError",
     "device_summary": "hotlap.device.probe:device_summary",
     "get_device": "hotlap.device.probe:get_device",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import TargetError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.settings import Layer, env_layer, resolve
 from hotlap.records.run import RunRecord
+
+if TYPE_CHECKING:
+    from hotlap.engine.estimate import MemoryEstimate
+    from hotlap.engine.suggest import Suggestion
 
 
 def _layers(cls: type, settings: dict[str, Any]) -> list[Layer]:
@@ -85,6 +89,16 @@ def doctor(*, emit: Emit = ignore, **settings: Any) -> RunRecord:
     return run(resolved.config, emit, sources=resolved.sources)
 
 
+def quicktest(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """Six steps from the device to ten training steps; ``record.verdict.exit_code`` is 0 when all of them work."""
+    from hotlap.tools.quicktest import QuickTestConfig
+    from hotlap.tools.quicktest import quicktest as run
+
+    given = {**({"target": target_name(target)} if target else {}), **settings}
+    resolved = resolve(QuickTestConfig, _layers(QuickTestConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def report(records: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
     """One HTML page drawn from records; its path."""
     from hotlap.tools.report import ReportConfig
@@ -93,3 +107,45 @@ def report(records: str | Path | Sequence[str | Path], *, emit: Emit = ignore, *
     names = [str(records)] if isinstance(records, (str, Path)) else [str(r) for r in records]
     resolved = resolve(ReportConfig, _layers(ReportConfig, {"records": names, **settings}))
     return run(resolved.config, emit)
+
+
+def estimate_memory(
+    target: Any,
+    *,
+    batch: int,
+    input: str | Sequence[str] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    precision: str = "32-true",
+    optimizer: bool = True,
+    device: str = "cpu",
+) -> MemoryEstimate:
+    """The memory a training step of ``target`` needs, part by part, without running one.
+
+    ``target`` is a name, a factory, a Workload, or a module with its ``input``; ``workload`` are its options.
+    """
+    from hotlap.engine import estimate
+    from hotlap.targets import as_workload
+
+    made = as_workload(target, workload, input)
+    return estimate.estimate_memory(made, batch=batch, precision=precision, optimizer=optimizer, device=device)
+
+
+def suggest(
+    target: Any,
+    *,
+    device: str = "auto",
+    input: str | Sequence[str] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    vram_bytes: int | None = None,
+) -> Suggestion:
+    """Settings to begin with, each with its reason; print it. The batch is an estimate: nothing was run.
+
+    >>> print(hotlap.suggest("unet", vram_bytes=12 * 2**30))
+    """
+    from hotlap.engine.suggest import suggest_for
+    from hotlap.targets import as_workload
+
+    made = as_workload(target, workload, input)
+    return suggest_for(made, device=device, batch=batch, precision=precision, vram_bytes=vram_bytes)

@@ -146,6 +146,17 @@ def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: S
     return _to_workload(target, name, factory, options, inputs)
 
 
+def as_workload(
+    thing: Any, options: Mapping[str, Any] | None = None, inputs: str | Sequence[str] | None = None
+) -> Workload:
+    """The workload behind a target's name, a Workload, a factory, or a plain module with its ``inputs``."""
+    inputs = [inputs] if isinstance(inputs, str) else list(inputs or ())
+    if isinstance(thing, str):
+        return load_target(thing, options, inputs)
+    name = getattr(thing, "__name__", type(thing).__name__)
+    return _to_workload(name, name, thing, dict(options or {}), inputs)
+
+
 def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], inputs: Sequence[str]) -> Workload:
     from torch import nn
 

@@ -52,6 +52,12 @@ def run_doctor(request: Request) -> int:
     return _run_tool(request, doctor)
 
 
+def run_quicktest(request: Request) -> int:
+    from hotlap.tools.quicktest import quicktest
+
+    return _run_tool(request, quicktest)
+
+
 def run_bench(request: Request) -> int:
     from hotlap.tools.bench import bench, preview, self_test
 

@@ -75,7 +75,7 @@ def overview() -> str:
         "usage: hotlap VERB [TARGET] [options]        hotlap VERB --help shows a verb's options",
         "",
     ]
-    lines += [f"  {name:<9}{verb.summary}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<10} {verb.summary}" for name, verb in VERBS.items()]
     lines += [
         "",
         "TARGET is a registered name (hotlap list), module:factory or file.py:factory.",

@@ -93,6 +93,11 @@ def show_record(record: RunRecord, console: Console) -> None:
 
         show_doctor(record, console)
         return
+    if record.kind == "quicktest":
+        from hotlap.cli.show_quicktest import show_quicktest
+
+        show_quicktest(record, console)
+        return
     _show_head(record, console)
     if record.arms:
         console.print(_arm_table(record))

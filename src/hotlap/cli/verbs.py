@@ -28,6 +28,13 @@ VERBS: dict[str, Verb] = {
         "run_doctor",
         "hotlap.tools.doctor:DoctorConfig",
     ),
+    "quicktest": Verb(
+        "does training work here? six steps from the device to ten training steps, for CI",
+        "hotlap quicktest unet --device cuda",
+        "run_quicktest",
+        "hotlap.tools.quicktest:QuickTestConfig",
+        "target",
+    ),
     "bench": Verb(
         "how fast is it, on which arm, and is the difference real?",
         "hotlap bench unet --arms cpu,cuda:bf16+channels_last --quick",

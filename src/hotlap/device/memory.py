@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotlap.device.host import cgroup_folders
 from hotlap.device.nvml import Nvml
 
 if TYPE_CHECKING:
@@ -43,6 +44,46 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word.lower() in str(error).lower() for word in _OOM_WORDS)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that ``device`` has left: the card's, or the host's within the limit of this process's cgroup."""
+    import torch
+
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    import psutil
+
+    available, granted = int(psutil.virtual_memory().available), cgroup_free_bytes()
+    return available if granted is None else min(available, granted)
+
+
+def cgroup_free_bytes(root: Path = Path("/")) -> int | None:
+    """What the tightest cgroup still grants; cached files count as free. None without a limit."""
+    found = []
+    for folder in cgroup_folders(root, "memory"):
+        limit = _number_in(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number_in(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None and limit < 1 << 60:
+            found.append(max(0, limit - used + _cached_bytes(folder)))
+    return min(found, default=None)
+
+
+def _number_in(folder: Path, *names: str) -> int | None:
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):
+            return int((folder / name).read_text())
+    return None
+
+
+def _cached_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file" and value.isdigit():
+                return int(value)
+    return 0
 
 
 class PeakRss:

@@ -16,6 +16,7 @@ from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
+from hotlap.measure.quicktest import run_quicktest
 from hotlap.measure.session import Session, has_convolutions
 from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
 from hotlap.records.codec import decode
@@ -224,4 +225,5 @@ JOBS: dict[str, Callable[[Job, Listen], Any]] = {
     "footprint": footprint,
     "timing": timing,
     "sweep": sweep,
+    "quicktest": run_quicktest,
 }
