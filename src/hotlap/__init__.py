@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hotlap.api import bench as bench
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
+    from hotlap.api import loader as loader
+    from hotlap.api import loader_settings as loader_settings
     from hotlap.api import report as report
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
@@ -28,6 +30,8 @@ _PUBLIC = {
     "bench": "hotlap.api:bench",
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
+    "loader": "hotlap.api:loader",
+    "loader_settings": "hotlap.api:loader_settings",
     "report": "hotlap.api:report",
     "HotlapError": "hotlap.base.errors:HotlapError",
     "device_summary": "hotlap.device.probe:device_summary",
