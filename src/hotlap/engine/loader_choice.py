@@ -191,7 +191,7 @@ def choose(rows: Sequence[Row], consumption: float, headroom: float = HEADROOM) 
         consumption=consumption,
         enough=bool(good),
         headline=headline if good else headline + "; the loader is the bottleneck",
-        lines=_reasons(won, settings, consumption) if good else _bottleneck(won, rows, consumption),
+        lines=_reasons(won, settings, rows, consumption, headroom) if good else _bottleneck(won, rows, consumption),
     )
 
 
@@ -214,12 +214,15 @@ def _worth_keeping(row: Row, consumption: float) -> bool:
     return row.speed.start_s > START_SHARE * epoch_s
 
 
-def _reasons(won: Row, settings: LoaderSettings, consumption: float) -> list[str]:
+def _reasons(won: Row, settings: LoaderSettings, rows: Sequence[Row], consumption: float, headroom: float) -> list[str]:
     assert won.rate is not None
     if settings.num_workers == 0:
         share = consumption / won.rate
         return [f"Loading in the trainer's own process takes {share:.1%} of a step's time; workers can gain no more."]
-    lines = [f"No smaller setting reaches {HEADROOM:g} times the consumption, or loads within a tenth of a step."]
+    alone = next((row.rate for row in rows if row.settings.num_workers == 0 and row.rate), None)
+    lines = [f"Without workers every step would take {consumption / alone:.0%} longer."] if alone else []
+    if any(row.settings.num_workers > 0 and _cost(row) < _cost(won) for row in rows):
+        lines.append(f"Fewer workers or batches ahead deliver less than {headroom:g} times the consumption.")
     if settings.persistent_workers:
         lines.append("Workers are kept between epochs, because starting them takes over 1% of an epoch.")
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,33 +72,40 @@ def rates(rows: Sequence[RateRow], marks: tuple[float, float] | None, width: flo
     bottom = 8 + pitch * len(rows)
     ticks = [(value, format_number(value)) for value in scale.ticks(6 if left else 3)]
     parts = [x_axis(scale, 2, bottom, ticks, "samples/s" + (", log" if scale.log else ""))]
+    words = []
     for index, row in enumerate(rows):
         y = 6 + index * pitch
         centre = y + head + (pitch - head) / 2
-        parts.append(row_label(row.label, left, y, width, centre))
-        parts.append(_bar(row, marks, scale, centre, width))
+        parts.append(_bar(row, marks, scale, centre))
+        words.append(row_label(row.label, left, y, width, centre) + _words(row, marks, scale, centre, width))
+    # The lines cross the bars, and words stand above the lines.
     for value, css, name in zip(marks or (), ("one", "cross"), ("the model's consumption", "asked for"), strict=False):
         parts.append(line(scale(value), 2, scale(value), bottom, css, f"{name}: {format_number(value)} samples/s"))
     spoken = "; ".join(f"{row.label} {row.refused or _value(row, marks)}" for row in rows)
-    return svg(width, bottom + 40, f"Samples a second by setting: {spoken}", "".join(parts))
+    return svg(width, bottom + 40, f"Samples a second by setting: {spoken}", "".join(parts + words))
 
 
-def _bar(row: RateRow, marks: tuple[float, float] | None, scale: Scale, y: float, width: float) -> str:
-    if row.rate is None or not math.isfinite(row.rate):
-        words = f"refused: {row.refused}" if row.refused else "not measured"
-        return text(scale.start + 4, y + 4, fit_text(words, width - scale.start - 4), "muted strong")
-    tip = f"{row.label}: {_value(row, marks)}" + (", chosen" if row.chosen else "")
+def _bar(row: RateRow, marks: tuple[float, float] | None, scale: Scale, y: float) -> str:
+    if row.rate is None:
+        return ""
+    tip = f"{row.label}: {_value(row, marks)}"
     low, high = (row.rate if v is None else v for v in (row.low, row.high))
-    tone = "good" if row.chosen else "a0"
-    shade = "solid" if row.chosen else "soft"
-    bar_end = scale(row.rate)
+    tone, shade = ("good", "solid") if row.chosen else ("a0", "soft")
     return (
-        rect(scale.start, y - 8, max(bar_end - scale.start, 1.5), 16, f"{tone} {shade}", tip, 2)
+        rect(scale.start, y - 8, max(scale(row.rate) - scale.start, 1.5), 16, f"{tone} {shade}", tip, 2)
         + line(scale(low), y, scale(high), y, f"whisker {tone}", tip)
         + line(scale(low), y - 4, scale(low), y + 4, f"whisker {tone}")
         + line(scale(high), y - 4, scale(high), y + 4, f"whisker {tone}")
-        + text(max(bar_end, scale(high)) + 8, y + 4, _value(row, marks), "value strong" if row.chosen else "value")
     )
+
+
+def _words(row: RateRow, marks: tuple[float, float] | None, scale: Scale, y: float, width: float) -> str:
+    """A rate at the end of its bar, or why there is none."""
+    if row.rate is None:
+        why = f"refused: {row.refused}" if row.refused else "not measured"
+        return text(scale.start + 4, y + 4, fit_text(why, width - scale.start - 4), "muted strong")
+    end = scale(max(row.rate, row.high or row.rate))
+    return text(end + 8, y + 4, _value(row, marks), "value strong" if row.chosen else "value")
 
 
 def _value(row: RateRow, marks: tuple[float, float] | None) -> str:
