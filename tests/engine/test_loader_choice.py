@@ -120,6 +120,12 @@ def test_when_none_keeps_up_the_fastest_training_is_chosen_and_the_loader_named(
     assert "More workers are no faster" in choice.lines[1]
 
 
+def test_a_rate_between_consumption_and_headroom_is_told_as_that():
+    choice = choose([row(0, None, 90), row(1, 2, 110)], 100.0)
+    assert not choice.enough and choice.settings.num_workers == 1
+    assert "1.1x what the model consumes; any unevenness makes the loader the bottleneck" in choice.headline
+
+
 def test_more_cpus_are_advised_only_where_more_workers_were_faster():
     choice = choose(found(lambda s: 10 + 10 * s.num_workers), 100.0)
     assert tried([choice.chosen]) == [(4, 2)]

@@ -190,7 +190,7 @@ def choose(rows: Sequence[Row], consumption: float, headroom: float = HEADROOM) 
         rows=marked,
         consumption=consumption,
         enough=bool(good),
-        headline=headline if good else headline + "; the loader is the bottleneck",
+        headline=headline if good else f"{headline}; {_shortfall(won, consumption)}",
         lines=_reasons(won, settings, rows, consumption, headroom) if good else _bottleneck(won, rows, consumption),
     )
 
@@ -228,6 +228,12 @@ def _reasons(won: Row, settings: LoaderSettings, rows: Sequence[Row], consumptio
     return lines
 
 
+def _shortfall(won: Row, consumption: float) -> str:
+    assert won.rate is not None
+    hidden = won.settings.num_workers > 0 and won.rate >= consumption
+    return "any unevenness makes the loader the bottleneck" if hidden else "the loader is the bottleneck"
+
+
 def _bottleneck(won: Row, rows: Sequence[Row], consumption: float) -> list[str]:
     assert won.rate is not None
     reach = training_rate(won.settings, won.rate, consumption) / consumption
@@ -238,7 +244,7 @@ def _bottleneck(won: Row, rows: Sequence[Row], consumption: float) -> list[str]:
     if won.settings.num_workers == most:
         lines.append("The most workers that were tried are the fastest: more CPUs would help, or cheaper samples.")
     else:
-        lines.append("More workers are no faster: the disk, the memory or the copying holds them up.")
+        lines.append("More workers are no faster: busy CPUs, the disk, the memory or the copying hold them up.")
     return [
         *lines,
         "Cheaper samples: store them decoded or smaller, augment on the device, return fewer bytes.",
