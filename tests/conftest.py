@@ -172,24 +172,25 @@ def jobs_in_process(monkeypatch):
 
     from hotlap.base.errors import HotlapError
     from hotlap.measure import worker
-    from hotlap.measure.jobs import JOBS
+    from hotlap.measure.jobs import find_job
     from hotlap.measure.process import freeze_error, quiet, revive_error
     from hotlap.records.codec import encode
     from hotlap.tools.bench import run, self_test
+    from hotlap.tools.loader import loader
 
     done = []
 
     def run_job(job, *, timeout_s, listen=quiet):
         done.append(job)
         try:
-            answer = JOBS[job["job"]](json.loads(json.dumps(job)), listen)
+            answer = find_job(job["job"])(json.loads(json.dumps(job)), listen)
         except HotlapError as error:
             raise revive_error(freeze_error(error)) from error
         except Exception as error:
             raise revive_error(freeze_error(worker.explain(error, job))) from error
         return json.loads(json.dumps(encode(answer), allow_nan=False))
 
-    for module in (run, sys_module(self_test)):
+    for module in (run, sys_module(self_test), sys_module(loader)):
         monkeypatch.setattr(module, "run_job", run_job)
     return done
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,9 @@ OWNERS = {
 MAX_FILE, MAX_FUNCTION, MAX_KERNEL = 450, 60, 120
 DRAWERS = ("utils.py", "helpers.py", "util.py", "misc.py", "common.py")
 COMPOSER = "lap"
+SWITCHBOARDS = ("__init__", "targets", "measure/jobs", "cli/verbs")
+"""Modules that may name code of rooms to their right by import path, as ``hotlap.engine.loader_job:measure_loader``."""
+IMPORT_PATH = re.compile(r"(hotlap(?:\.\w+)+):(\w+)")
 
 
 def room_of(parts: tuple[str, ...]) -> str:
@@ -49,6 +54,15 @@ def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, str]
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{stem}.{alias.name}") for alias in node.names)
+
+
+def import_paths(tree: ast.AST) -> Iterator[tuple[int, re.Match[str]]]:
+    """Every text of a file that is an import path of ours, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = IMPORT_PATH.fullmatch(node.value)
+            if match:
+                yield node.lineno, match
 
 
 def arrow_fault(module: tuple[str, ...], target: str, rooms: set[str]) -> str:
@@ -96,6 +110,8 @@ def find_faults(source: Path) -> list[str]:
         for line, target in imports(tree, package):
             why = arrow_fault(module, target, rooms)
             faults += [f"{where}:{line}: {why}"] if why else []
+        if "/".join(module) not in SWITCHBOARDS:
+            faults += [f"{where}:{line}: an import path outside the switchboards" for line, _ in import_paths(tree)]
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 faults.append(f"{where}:{node.lineno}: bare except")
@@ -108,6 +124,17 @@ def find_faults(source: Path) -> list[str]:
 def test_the_house_keeps_its_rules():
     faults = find_faults(SOURCE)
     assert not faults, "\n" + "\n".join(faults)
+
+
+def test_every_import_path_leads_somewhere():
+    paths = [
+        match
+        for name in SWITCHBOARDS
+        for _, match in import_paths(ast.parse((SOURCE / f"{name}.py").read_text(encoding="utf-8")))
+    ]
+    assert "hotlap.engine.loader_job:measure_loader" in [match[0] for match in paths]
+    for match in paths:
+        assert callable(getattr(importlib.import_module(match[1]), match[2])), match[0]
 
 
 def test_every_room_has_its_place_in_the_order():
@@ -156,6 +183,8 @@ def fake_house(folder: Path, files: dict[str, str]) -> Path:
         ("records/b.py", "import hotlap\nfrom hotlap import __version__", ""),
         ("attic/b.py", "import hotlap.base.a", "room 'attic' has no place"),
         ("base/b.py", "try:\n    pass\nexcept:\n    pass", "base/b.py:3: bare except"),
+        ("base/b.py", "x = 'hotlap.tools.bench.run:bench'", "base/b.py:1: an import path outside the switchboards"),
+        ("measure/jobs.py", "x = 'hotlap.tools.bench.run:bench'", ""),
         ("base/utils.py", "", "a drawer"),
         ("base/b.py", "x = 1\n" * 451, "451 lines, at most 450"),
         ("base/b.py", "x = 1\n" * 450, ""),

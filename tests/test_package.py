@@ -30,15 +30,15 @@ def test_help_answers_within_four_tenths_of_a_second(arguments):
     assert min(times) < 0.4
 
 
-@pytest.mark.parametrize("verb", ["bench", "compare", "list", "show", "quicktest"])
+@pytest.mark.parametrize("verb", ["bench", "compare", "list", "loader", "quicktest", "show", "train"])
 def test_the_help_of_a_verb_does_not_import_torch(verb):
     code = f"import sys; from hotlap.cli.main import run; run([{verb!r}, '--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["HotlapError", "RunRecord", "Workload", "Agreement", "load_record", "load_target",
-                                  "device_summary", "get_device", "bench", "compare", "doctor", "report", "quicktest",
-                                  "estimate_memory", "suggest"])  # fmt: skip
+                                  "device_summary", "get_device", "bench", "compare", "doctor", "loader", "train",
+                                  "loader_settings", "report", "quicktest", "estimate_memory", "suggest"])  # fmt: skip
 def test_every_public_name_is_there(name):
     assert callable(getattr(hotlap, name))
     assert name in dir(hotlap)

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
     from hotlap.api import estimate_memory as estimate_memory
+    from hotlap.api import loader as loader
+    from hotlap.api import loader_settings as loader_settings
     from hotlap.api import quicktest as quicktest
     from hotlap.api import report as report
-    from hotlap.api import train as train
     from hotlap.api import suggest as suggest
+    from hotlap.api import train as train
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
     from hotlap.device.probe import get_device as get_device
@@ -34,6 +36,8 @@ _PUBLIC = {
     "doctor": "hotlap.api:doctor",
     "estimate_memory": "hotlap.api:estimate_memory",
     "quicktest": "hotlap.api:quicktest",
+    "loader": "hotlap.api:loader",
+    "loader_settings": "hotlap.api:loader_settings",
     "report": "hotlap.api:report",
     "train": "hotlap.api:train",
     "suggest": "hotlap.api:suggest",

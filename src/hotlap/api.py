@@ -13,7 +13,10 @@ from hotlap.base.settings import Layer, env_layer, resolve
 from hotlap.records.run import RunRecord
 
 if TYPE_CHECKING:
+    import torch
+
     from hotlap.engine.estimate import MemoryEstimate
+    from hotlap.engine.loader_settings import LoaderSettings
     from hotlap.engine.suggest import Suggestion
 
 
@@ -33,6 +36,47 @@ def bench(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: 
     resolved = resolve(BenchConfig, _layers(BenchConfig, {"target": target_name(target), **settings}))
     tool = self_test if resolved.config.self_test else run
     return tool(resolved.config, emit, sources=resolved.sources)
+
+
+def loader(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """The loader settings that ``target`` needs here; ``record.extra["loader"]["arguments"]`` are DataLoader's."""
+    from hotlap.tools.loader import LoaderConfig
+    from hotlap.tools.loader import loader as run
+
+    resolved = resolve(LoaderConfig, _layers(LoaderConfig, {"target": target_name(target), **settings}))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
+def loader_settings(
+    data: Any,
+    *,
+    batch: int,
+    step_ms: float,
+    device: str | torch.device = "cpu",
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> LoaderSettings:
+    """The loader settings for a dataset of one's own, or a target's, measured in this process within seconds.
+
+    >>> settings = hotlap.loader_settings(dataset, batch=64, step_ms=20, device="cuda")
+    >>> DataLoader(dataset, batch_size=64, **settings.dataloader_arguments())
+    """
+    import torch
+    from torch.utils.data import default_collate
+
+    from hotlap.engine.loader_speed import quick_choice
+    from hotlap.targets import load_target
+
+    if isinstance(data, str):
+        workload = load_target(data)
+        collate, name, data = collate or workload.collate, data, workload.train_data()
+        if data is None:
+            raise TargetError(
+                f"target {name!r} has no train_data", expected="a Workload whose train_data() gives a dataset"
+            )
+    choice = quick_choice(
+        data, batch=batch, step_ms=step_ms, device=torch.device(device), collate=collate or default_collate
+    )
+    return choice.settings
 
 
 def target_name(target: str | Callable[..., Any]) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hotlap.base.errors import HotlapError, OutOfMemory, TargetError, UsageError, WorkerDied
+from hotlap.base.errors import DataError, HotlapError, OutOfMemory, TargetError, UsageError, WorkerDied
 from hotlap.measure import process
 from hotlap.measure.process import _death, _read_answer, freeze_error, revive_error, run_job
+from hotlap.workload import BadSample
 
 LINEAR = """
 from torch import nn
@@ -184,6 +185,12 @@ def test_errors_survive_the_way_to_the_parent():
         assert type(again) is type(error)
         assert str(again) == str(error)
     assert type(revive_error({"type": "Strange", "what": "a", "expected": "", "remedy": ""})) is HotlapError
+
+
+def test_an_error_from_outside_the_tree_keeps_its_exit_code():
+    again = revive_error(json.loads(json.dumps(freeze_error(BadSample("7.png", "torn")))))
+    assert type(again) is DataError and again.exit_code == BadSample.exit_code
+    assert "bad sample 7.png: torn" in str(again)
 
 
 def test_the_worker_imports_the_very_hotlap_that_started_it(monkeypatch):

@@ -66,6 +66,12 @@ def run_bench(request: Request) -> int:
     return _run_tool(request, self_test if request.resolved.config.self_test else bench)
 
 
+def run_loader(request: Request) -> int:
+    from hotlap.tools.loader import loader
+
+    return _run_tool(request, loader)
+
+
 def run_compare(request: Request) -> int:
     from hotlap.tools.compare import compare
 

@@ -29,6 +29,7 @@ COLOURS = {
     "faster": "green", "slower": "red", "inconclusive": "yellow", "same": "green", "complete": "green",
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
+    "keeps up": "green", "bottleneck": "yellow",
 }  # fmt: skip
 
 
@@ -99,6 +100,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         show_quicktest(record, console)
         return
     _show_head(record, console)
+    if record.kind == "loader":
+        from hotlap.cli.show_loader import loader_table
+
+        console.print(loader_table(record))
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))

@@ -42,6 +42,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.bench:BenchConfig",
         "target",
     ),
+    "loader": Verb(
+        "how many workers does the data need, so that the model never waits?",
+        "hotlap loader unet --batch 16",
+        "run_loader",
+        "hotlap.tools.loader:LoaderConfig",
+        "target",
+    ),
     "compare": Verb(
         "did a change make it slower? two records, for CI: exit 0 no, 1 yes, 3 cannot tell",
         "hotlap compare runs/unet/before runs/unet/after",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import shutil
 import statistics
 import time
@@ -219,11 +220,23 @@ def _time_at(workload: Workload, spec: ArmSpec, batch: int, job: Job) -> float:
     return statistics.median(samples)
 
 
-JOBS: dict[str, Callable[[Job, Listen], Any]] = {
+JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "describe": describe,
     "gate": gate,
     "footprint": footprint,
     "timing": timing,
     "sweep": sweep,
     "quicktest": run_quicktest,
+    "loader": "hotlap.engine.loader_job:measure_loader",
 }
+"""A job of a room to the right is known by its import path, as targets are, and imported when it is asked for."""
+
+
+def find_job(name: str) -> Callable[[Job, Listen], Any]:
+    """The function that does a job."""
+    found = JOBS[name]
+    if not isinstance(found, str):
+        return found
+    module, _, function = found.partition(":")
+    job: Callable[[Job, Listen], Any] = getattr(importlib.import_module(module), function)
+    return job

@@ -137,8 +137,9 @@ def _death(job: dict[str, Any], code: int, tail: str, timeout_s: float | None) -
 
 
 def freeze_error(error: HotlapError) -> dict[str, str]:
-    """An error as JSON."""
-    return {"type": type(error).__name__, "what": error.what, "expected": error.expected, "remedy": error.remedy}
+    """An error as JSON; one from outside the tree goes as its nearest kind in it, and keeps its exit code."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+    return {"type": kind, "what": error.what, "expected": error.expected, "remedy": error.remedy}
 
 
 def revive_error(data: dict[str, str]) -> HotlapError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.device.memory import is_out_of_memory
-from hotlap.measure.jobs import JOBS
+from hotlap.measure.jobs import find_job
 from hotlap.measure.process import freeze_error
 from hotlap.records.codec import encode
 
@@ -32,7 +32,7 @@ def main() -> None:
         say({"progress": text, "done": done, "total": total})
 
     try:
-        say({"result": JOBS[job["job"]](job, listen)})
+        say({"result": find_job(job["job"])(job, listen)})
     except HotlapError as error:
         say({"error": freeze_error(error)})
     except Exception as error:  # noqa: BLE001 - whatever the user's model raised is told to the parent as an answer
@@ -43,7 +43,10 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
+    # Not through sys.stdin: its lock would be held here for ever, and a process forked meanwhile, such as a loader's,
+    # closes sys.stdin first of all.
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 

@@ -15,6 +15,7 @@ from hotlap.records.measurement import Telemetry
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import BarRow, ClockRow, bars, clocks, forest
 from hotlap.tools.report.doctor import ceiling_groups
+from hotlap.tools.report.loader import consumption_lines, rate_rows, rates
 from hotlap.tools.report.series import Moment, Panel, Strip, break_even, panels, sequence, spreads, strips
 from hotlap.tools.report.speed import colours, forest_rows
 from hotlap.tools.report.svg import is_wide
@@ -232,6 +233,19 @@ def break_even_figure(record: RunRecord) -> Figure | None:
         str(found.get("text") or "") or "Time per sample; the lower line wins at that batch.",
         legend=[(colour, name) for name, colour, _ in lines],
     )
+
+
+def loader_figure(record: RunRecord) -> Figure | None:
+    """The rate of each loader setting, when the run looked for the right one."""
+    rows, marks = rate_rows(record), consumption_lines(record)
+    if not rows:
+        return None
+    caption = (
+        "Bar: samples a second that a setting delivered, with its 95% interval, and times the model's consumption. "
+        "Solid line: what the model consumes. Dashed line: what is asked of workers, so that uneven stretches do not "
+        "starve it. Without workers a step waits while its batch is loaded, so ten times the consumption is asked for."
+    )
+    return figure("What each setting delivers", lambda width: rates(rows, marks, width), caption)
 
 
 def ceiling_figures(record: RunRecord) -> list[Figure]:

@@ -33,6 +33,13 @@ def method_sentences(record: RunRecord) -> list[str]:
             "A change is called faster or slower only when the test on process medians, corrected for the number of "
             "comparisons, supports it; otherwise it is inconclusive.",
         ]
+    if record.kind == "loader":
+        return [
+            "The model's step was timed on inputs that lie on its device, or given; the loader ran apart from it, each "
+            "setting in a fresh process.",
+            "A rate is the median of windows that begin once the workers have started and the batches they had made "
+            "meanwhile are used up, with a 95% interval by bootstrap over the windows.",
+        ]
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]

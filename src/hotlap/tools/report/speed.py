@@ -27,7 +27,7 @@ TONES = {
     "faster": "good", "ok": "good", "pass": "good", "passed": "good", "healthy": "good", "complete": "good",
     "equal": "muted", "same": "muted", "inconclusive": "warn", "warn": "warn", "warning": "warn", "warnings": "warn",
     "interrupted": "warn", "running": "warn", "slower": "bad", "fail": "bad", "failed": "bad", "gate failed": "bad",
-    "regression": "bad", "error": "bad", "unusable": "bad",
+    "regression": "bad", "error": "bad", "unusable": "bad", "keeps up": "good", "bottleneck": "warn",
 }  # fmt: skip
 
 

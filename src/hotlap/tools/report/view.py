@@ -18,9 +18,11 @@ from hotlap.tools.report.figures import (
     ceiling_figures,
     distribution_figures,
     forest_figure,
+    loader_figure,
     memory_figure,
     timeline_figures,
 )
+from hotlap.tools.report.loader import refusals
 from hotlap.tools.report.method import (
     Setting,
     command_line,
@@ -105,6 +107,8 @@ class RunView:
     race: list[Candidate] = field(default_factory=list)
     findings: list[FindingGroup] = field(default_factory=list)
     ceilings: list[Figure] = field(default_factory=list)
+    loader: Figure | None = None
+    refusals: list[str] = field(default_factory=list)
     environment: list[tuple[str, str]]
     settings: list[Setting]
     method: list[str]
@@ -146,6 +150,8 @@ def run_view(record: RunRecord, place: int) -> RunView:
         race=race_rows(record.extra.get("tuned_cpu")),
         findings=finding_groups(record.checks),
         ceilings=ceiling_figures(record),
+        loader=loader_figure(record),
+        refusals=refusals(record),
         environment=environment_rows(record),
         settings=settings(record),
         method=method_sentences(record),
