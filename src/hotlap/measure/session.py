@@ -114,13 +114,8 @@ class Session:
         if not self.spec.graph:
             return self._step_on(batch)
         if self._graph is None:
-            self.record()
-        assert self._graph is not None
+            self._graph = GraphedStep(self._step_on, batch, model=self.plain_model, optimizer=self.optimizer)
         return self._graph(batch)
-
-    def record(self) -> None:
-        """Records the step of a graph arm; weights and optimizer state are then as they were."""
-        self._graph = GraphedStep(self._step_on, self.batches[0], model=self.plain_model, optimizer=self.optimizer)
 
     def _step_on(self, batch: Batch) -> Tensor:
         return self.train_on(batch) if self.mode == "train" else self.infer_on(batch)
