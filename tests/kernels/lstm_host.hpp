@@ -5,6 +5,7 @@
 // random, so that a kernel that does not wait where it must gives wrong numbers.
 
 #include <math.h>
+#include <setjmp.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -49,21 +50,42 @@ struct Warp { Barrier barrier; u32 deposit[2][32][6]; };
 struct Block { std::vector<unsigned char> shared; Barrier barrier, pairs[4]; std::vector<Warp> warps; };
 struct Pending { unsigned char* at; unsigned char bytes[16]; int size; };
 struct Cluster { std::vector<Block> blocks; Barrier barrier; std::vector<Pending> pending; };
-struct Fibre { ucontext_t context; std::vector<char> stack; int block, thread, turn = 0, arrived = 0; bool done = false; };
+struct Fibre {
+    ucontext_t context;
+    jmp_buf here;
+    std::vector<char> stack;
+    int block, thread, turn = 0, arrived = 0;
+    Barrier* waits_for = nullptr;
+    int until_after = 0;
+    bool started = false, done = false;
+};
 
 static Cluster* cluster;
 static Fibre* self;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int tile_index, tile_direction;
 static std::mt19937 dice(0);
 
-static void yield() { swapcontext(&self->context, &scheduler); }
+static void yield() {
+    if (!_setjmp(self->here)) _longjmp(scheduler, 1);
+}
+// Jumps are many times faster than setcontext, which asks the kernel for the signal mask; it is for the start only.
+static void resume() {
+    if (_setjmp(scheduler)) return;
+    if (self->started) _longjmp(self->here, 1);
+    self->started = true;
+    setcontext(&self->context);
+}
 static int arrive(Barrier& barrier, int count) {
     int before = barrier.generation;
     if (++barrier.waiting == count) barrier.waiting = 0, barrier.generation++;
     return before;
 }
-static void wait(Barrier& barrier, int before) { while (barrier.generation == before) yield(); }
+static void wait(Barrier& barrier, int before) {
+    self->waits_for = &barrier, self->until_after = before;
+    while (barrier.generation == before) yield();
+    self->waits_for = nullptr;
+}
 
 static Block& block() { return cluster->blocks[self->block]; }
 static unsigned char* shared_memory() { return block().shared.data(); }
@@ -136,7 +158,7 @@ static void launch(int blocks, int tiles, int directions, int shared_bytes) {
         std::vector<std::unique_ptr<Fibre>> fibres;
         for (int n = 0; n < 256 * blocks; n++) {
             auto f = std::make_unique<Fibre>();
-            f->block = n / 256, f->thread = n % 256, f->stack.resize(64 << 10);
+            f->block = n / 256, f->thread = n % 256, f->stack.resize((32 << 10) + n * 7 % 64 * 64);  // not all at the same place of a cache
             getcontext(&f->context);
             f->context.uc_stack.ss_sp = f->stack.data(), f->context.uc_stack.ss_size = f->stack.size();
             makecontext(&f->context, enter, 0);
@@ -146,10 +168,17 @@ static void launch(int blocks, int tiles, int directions, int shared_bytes) {
             running = false;
             const int first = dice() % (8 * blocks);
             for (int n = 0; n < 8 * blocks; n++) {
-                if (dice() % 3 == 0) { running = true; continue; }  // a warp that has to wait
-                for (int lane = 0; lane < 32; lane++) {
-                    self = fibres[(first + n) % (8 * blocks) * 32 + lane].get();
-                    if (!self->done) running = true, swapcontext(&scheduler, &self->context);
+                // A warp runs until it must wait for another one, or for a while.
+                bool moves = true;
+                for (int rounds = dice() % 64; moves && rounds >= 0; rounds--) {
+                    moves = false;
+                    for (int lane = 0; lane < 32; lane++) {
+                        self = fibres[(first + n) % (8 * blocks) * 32 + lane].get();
+                        running = running || !self->done;
+                        if (self->done || (self->waits_for && self->waits_for->generation == self->until_after)) continue;
+                        moves = true;
+                        resume();
+                    }
                 }
             }
         }

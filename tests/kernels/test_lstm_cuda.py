@@ -23,17 +23,19 @@ HERE = Path(__file__).parent
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
-def host_scan(variant: Variant, folder: Path) -> scan.Scan:
-    """The kernels of ``lstm.cu`` compiled for the CPU, where every thread is a fibre of its own."""
+def host_scan(variant: Variant, folder: Path, without: str = "") -> scan.Scan:
+    """The kernels of ``lstm.cu``, less some statement, compiled for the CPU: every thread is a fibre of its own."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
     source = (HERE / "lstm_host.hpp", Path(cuda.__file__).with_name("lstm.cu"), HERE / "lstm_host.cpp")
-    (folder / "lstm.cpp").write_text("\n".join(file.read_text() for file in source))
+    text = "\n".join(file.read_text() for file in source)
+    assert without in text
+    (folder / "lstm.cpp").write_text(text.replace(without, "//") if without else text)
     shared = max(variant.shared_bytes.values())
     macros = {"DTYPE": variant.dtype, "HIDDEN": variant.hidden, "TILES": variant.tiles, "PRODUCTS": variant.products}
     defines = [f"-D{name}={value}" for name, value in {**macros, "SHARED_BYTES": shared}.items()]
-    command = [compiler, "-O1", "-std=c++17", "-shared", "-fPIC", "-w", *defines, "lstm.cpp", "-o", "lstm.so"]
+    command = [compiler, "-O0", "-std=c++17", "-shared", "-fPIC", "-w", *defines, "lstm.cpp", "-o", "lstm.so"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "lstm.so"))
@@ -56,7 +58,7 @@ def host_scan(variant: Variant, folder: Path) -> scan.Scan:
 @pytest.mark.parametrize(
     ("case", "tiles", "products"),
     [
-        (LstmCase(batch=19, steps=3, hidden=50, features=5, ragged=True, states=True), 2, 3),
+        (LstmCase(batch=19, steps=2, hidden=50, features=5, ragged=True, states=True), 2, 3),
         (LstmCase(batch=9, steps=4, hidden=64, features=5, ragged=True, directions=1), 1, 3),
         (LstmCase(batch=9, steps=3, hidden=48, features=5, ragged=True, states=True, dtype=F16), 1, 1),
         (LstmCase(batch=13, steps=3, hidden=37, features=5, ragged=True, states=True, dtype=BF16), 2, 1),
@@ -73,6 +75,19 @@ def test_matches_reference_thread_by_thread(case, tiles, products, tmp_path, mon
     want = outputs_and_grads(run_layer(lstm_ref), in_float64(case.make(CPU)))
     got = outputs_and_grads(run_layer(partial(scan.scan_layer, "cuda")), case.make(CPU))
     assert disagreements(got, want, case.tolerance) == {}
+
+
+@pytest.mark.parametrize(
+    "without",
+    ["pair_barrier(group);", "block_barrier();\n\n", "cluster_wait();  // the states that this step starts from"],
+)
+def test_a_missing_barrier_is_seen(without, tmp_path, monkeypatch):
+    case = LstmCase(batch=8, steps=4, hidden=64, features=5, directions=1, dtype=F16)
+    host = host_scan(Variant(dtype=1, hidden=64, tiles=1, products=1), tmp_path, without)
+    monkeypatch.setattr(scan, "_scan", lambda impl: host)
+    want = outputs_and_grads(run_layer(lstm_ref), in_float64(case.make(CPU)))
+    got = outputs_and_grads(run_layer(partial(scan.scan_layer, "cuda")), case.make(CPU))
+    assert disagreements(got, want, case.tolerance) != {}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +110,8 @@ def test_compiles_for_a_card_with_clusters(dtype, hidden, tiles, products, tmp_p
 def test_a_source_that_does_not_compile_says_where(monkeypatch):
     pytest.importorskip("cuda.bindings")
     monkeypatch.setattr(cuda, "read_source", lambda: "int x = y;")
-    with pytest.raises(KernelUnavailable, match=r"lstm\.cu does not compile .*--define-macro=HIDDEN=64.*\"y\" is undefined"):
+    message = r"(?s)lstm\.cu does not compile .*--define-macro=HIDDEN=64.*\"y\" is undefined"
+    with pytest.raises(KernelUnavailable, match=message):
         compile_cubin(Variant(dtype=0, hidden=64, tiles=1, products=3), "sm_90")
 
 

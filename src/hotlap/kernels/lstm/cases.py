@@ -81,9 +81,7 @@ class LstmCase:
         return made
 
 
-Layer = Callable[
-    [Tensor, Sequence[Tensor], Tensor | None, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]
-]
+Layer = Callable[[Tensor, Sequence[Tensor], Tensor | None, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]]
 
 
 def run_layer(layer: Layer) -> Callable[[Inputs], dict[str, Tensor]]:

@@ -182,17 +182,22 @@ def _clusters_at_once(device: int, variant: Variant, name: str) -> int:
     return _done(driver.cuOccupancyMaxActiveClusters(_function(device, variant, name), config))
 
 
+def _tiles(name: str, like: Tensor) -> int:
+    """Tiles of 8 sequences a cluster: one while all clusters can run at once, and otherwise two."""
+    num_batch, _, num_directions, hidden, _ = like.shape
+    at_once = _clusters_at_once(like.device.index, variant_for(like.dtype, hidden, tiles=1), name)
+    return 1 if -(-num_batch // 8) * num_directions <= at_once else 2
+
+
 def _launch(name: str, like: Tensor, tensors: Sequence[Tensor], flags: Sequence[int] = ()) -> None:
-    """Runs one kernel on torch's stream, 8 sequences a cluster while all clusters run at once and otherwise 16."""
+    """Runs one kernel on torch's stream."""
     from cuda.bindings import driver
 
     num_batch, num_steps, num_directions, hidden, _ = like.shape
     device = like.device.index
     with torch.cuda.device(device):
         _ensure_context(device)
-        variant = variant_for(like.dtype, hidden, tiles=1)
-        if -(-num_batch // 8) * num_directions > _clusters_at_once(device, variant, name):
-            variant = variant_for(like.dtype, hidden, tiles=2)
+        variant = variant_for(like.dtype, hidden, _tiles(name, like))
         clusters = -(-num_batch // (8 * variant.tiles))
         values = [tensor.data_ptr() for tensor in tensors]
         sizes = [num_batch, num_steps, num_directions, hidden, *flags]

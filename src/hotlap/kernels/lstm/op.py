@@ -65,14 +65,12 @@ def lstm_choice(device: torch.device, dtype: torch.dtype, hidden: int, impl: str
     return choose({name: partial(ask, device, dtype, hidden) for name, ask in WHY_NOT.items()}, impl)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pick(impl: str, device: torch.device, dtype: torch.dtype, hidden: int) -> str:
     return lstm_choice(device, dtype, hidden, impl).impl
 
 
-def _check(
-    x: Tensor, weights: Sequence[Tensor], lengths: Tensor | None, h0: Tensor | None, c0: Tensor | None
-) -> None:
+def _check(x: Tensor, weights: Sequence[Tensor], lengths: Tensor | None, h0: Tensor | None, c0: Tensor | None) -> None:
     if len(weights) not in (4, 8):
         raise ShapeError(
             f"len(weights) = {len(weights)} is not valid",
