@@ -26,7 +26,7 @@ class SequenceConfig:
     dropout: float = 0.5
     """Share of the numbers between two layers that training leaves out."""
     recurrence: str = "torch"
-    """Who runs the LSTM layers: torch (cuDNN on a card), auto (the fastest kernel that can run), cuda or triton."""
+    """Who runs the LSTM layers: torch (cuDNN on a card), auto (the first kernel that can run), cuda or triton."""
     train_texts: int = 2000
     """Made-up texts to train on; a folder gives what it holds."""
     eval_texts: int = 400

@@ -1,4 +1,4 @@
-"""One LSTM layer, run by the fastest implementation that can run here."""
+"""One LSTM layer, run by the first implementation, in order of preference, that can run here."""
 
 from __future__ import annotations
 
