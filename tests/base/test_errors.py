@@ -27,6 +27,7 @@ def test_a_paragraph_says_what_is_wrong_what_was_expected_and_what_to_do():
         (errors.DataError, 2),
         (errors.EnvironmentUnusable, 4),
         (errors.DeviceUnavailable, 4),
+        (errors.KernelUnavailable, 4),
         (errors.WorkerDied, 4),
         (errors.LoaderDied, 4),
         (errors.StorageError, 4),

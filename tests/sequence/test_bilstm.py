@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from hotlap.base.errors import ConfigError, DataError
+from hotlap.base.errors import ConfigError, DataError, KernelUnavailable
 from hotlap.data.characters import PAD, VOCABULARY
 from hotlap.sequence.loss import text_cross_entropy
 from hotlap.sequence.metrics import text_scores
@@ -61,9 +61,9 @@ def test_full_size_has_2_381_443_parameters_named_as_nn_lstm_does():
     plain.load_state_dict({k.removeprefix("lstm."): v for k, v in model.state_dict().items() if k.startswith("lstm.")})
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_same_as_packed_texts_with_every_gradient(layers, device):
-    model = small_model(layers=layers).to(device)
+@pytest.mark.parametrize(("layers", "recurrence"), [(1, "torch"), (2, "torch"), (3, "torch"), (2, "auto")])
+def test_same_as_packed_texts_with_every_gradient(layers, recurrence, device):
+    model = small_model(layers=layers, recurrence=recurrence).to(device)
     tokens, lengths = (t.to(device) for t in ragged_batch())
     weight = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     model.train()
@@ -78,6 +78,34 @@ def test_same_as_packed_texts_with_every_gradient(layers, device):
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
     for name, grad in want_grads.items():
         torch.testing.assert_close(got_grads[name], grad, rtol=1e-11, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("recurrence", ["auto", "cuda", "triton"])
+def test_every_recurrence_gives_the_same_loss_and_gradients(recurrence, device, plain_float32):
+    """Float32 sums in another order: within 1e-4 of the largest gradient of each parameter."""
+    results = []
+    for who in ("torch", recurrence):
+        workload = bilstm(length=40, batch=12, embedding=16, hidden=48, dropout=0.0, recurrence=who)
+        torch.manual_seed(0)
+        model = workload.build_model().to(device)
+        batch = workload.make_batch(12, device, torch.Generator().manual_seed(3))
+        try:
+            total, _ = workload.loss(model, batch)
+        except KernelUnavailable as error:
+            pytest.skip(str(error))
+        total.backward()
+        results.append((total.item(), {name: p.grad for name, p in model.named_parameters()}))
+    (want, want_grads), (got, got_grads) = results
+    assert got == pytest.approx(want, rel=1e-5)
+    for name, grad in want_grads.items():
+        assert (got_grads[name] - grad).abs().max() <= 1e-4 * grad.abs().max(), name
+
+
+def test_a_recurrence_that_cannot_run_is_refused():
+    workload = load_target("bilstm", {"recurrence": "cuda", "length": 32, "hidden": 8})
+    batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+    with pytest.raises(KernelUnavailable, match="impl='cuda' cannot run here"):
+        workload.predict(workload.build_model(), batch)
 
 
 def test_appended_padding_and_what_it_holds_change_nothing():
@@ -182,7 +210,12 @@ def test_training_learns_the_order(device):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"hidden": 0}, "hidden = 0"), ({"dropout": 1.0}, "dropout = 1.0"), ({"batch": -1}, "= -1")],
+    [
+        ({"hidden": 0}, "hidden = 0"),
+        ({"dropout": 1.0}, "dropout = 1.0"),
+        ({"batch": -1}, "= -1"),
+        ({"recurrence": "cudnn"}, "recurrence = 'cudnn' is not valid. Expected torch, auto, cuda, triton"),
+    ],
 )
 def test_bad_settings_are_named(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -70,6 +70,10 @@ class DeviceUnavailable(EnvironmentUnusable):
     """The device asked for is not there or does not answer."""
 
 
+class KernelUnavailable(EnvironmentUnusable):
+    """The implementation of a kernel that was asked for cannot run on this machine or these tensors."""
+
+
 class WorkerDied(EnvironmentUnusable):
     """A measuring process ended without its answer."""
 

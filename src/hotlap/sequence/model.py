@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotlap.data.characters import PAD
+from hotlap.kernels.lstm.op import lstm
 
 _CLOSED = -3e4  # an input gate this far down is exactly 0 in every float type, float16 included
 _GATE_COLUMNS = 8  # one is enough; eight keep the matrix's rows aligned for the fast GEMMs
@@ -20,6 +21,9 @@ class BiLSTM(nn.Module):
     one call of fixed shape: the layer's input gets a column that is 1 on padding and drives the input gates to exactly
     0 there, so that the backward direction, which meets the padding first, arrives at the last character with the
     state it would start from, zero. Whatever is computed on padding has no gradient and is never read.
+
+    With a ``recurrence`` other than ``torch``, each layer is a call of :func:`hotlap.kernels.lstm.op.lstm` with that
+    implementation, which knows the lengths itself. Parameters and results are the same.
     """
 
     def __init__(
@@ -31,9 +35,11 @@ class BiLSTM(nn.Module):
         hidden: int = 256,
         layers: int = 2,
         dropout: float = 0.5,
+        recurrence: str = "torch",
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.recurrence = recurrence
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PAD)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, bidirectional=True)
         self.head = nn.Linear(2 * hidden, classes)
@@ -45,7 +51,10 @@ class BiLSTM(nn.Module):
         for layer in range(self.lstm.num_layers):
             if layer > 0:
                 x = F.dropout(x, self.dropout, self.training)
-            x = self._read_both_ways(layer, x, padding)
+            if self.recurrence == "torch":
+                x = self._read_both_ways(layer, x, padding)
+            else:
+                x, _, _ = lstm(x, _layer_weights(self.lstm, layer), lengths, impl=self.recurrence)
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden)
         forward_end = x[..., :hidden].gather(1, last)[:, 0]
         backward_end = x[:, 0, hidden:]
@@ -63,6 +72,12 @@ class BiLSTM(nn.Module):
         return out
 
 
+def _layer_weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
+    """The layer's eight parameters, those of the forward direction first."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    return [getattr(lstm, f"{name}_l{layer}{direction}") for direction in ("", "_reverse") for name in names]
+
+
 def _gated_weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
     """The layer's eight parameters, with the columns that close the input gates.
 
@@ -71,10 +86,8 @@ def _gated_weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
     hidden = lstm.hidden_size
     matrices: list[Tensor] = []
     biases: list[Tensor] = []
-    for direction in ("", "_reverse"):
-        w_ih, w_hh, b_ih, b_hh = (
-            getattr(lstm, f"{name}_l{layer}{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
+    plain = _layer_weights(lstm, layer)
+    for w_ih, w_hh, b_ih, b_hh in (plain[:4], plain[4:]):
         columns = torch.zeros(4 * hidden, _GATE_COLUMNS, dtype=w_ih.dtype, device=w_ih.device)
         columns[:hidden, 0] = _CLOSED  # the rows of the input gate come first
         matrices += [torch.cat([w_ih, columns], dim=1), w_hh]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
 
+RECURRENCES = ("torch", "auto", "cuda", "triton")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig:
@@ -23,6 +25,8 @@ class SequenceConfig:
     """LSTM layers, each reading both ways."""
     dropout: float = 0.5
     """Share of the numbers between two layers that training leaves out."""
+    recurrence: str = "torch"
+    """Who runs the LSTM layers: torch (cuDNN on a card), auto (the first kernel that can run), cuda or triton."""
     train_texts: int = 2000
     """Made-up texts to train on; a folder gives what it holds."""
     eval_texts: int = 400
@@ -40,6 +44,8 @@ class SequenceConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected="at least 1")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout = {self.dropout} is not valid", expected="a share from 0 to below 1")
+        if self.recurrence not in RECURRENCES:
+            raise ConfigError(f"recurrence = {self.recurrence!r} is not valid", expected=", ".join(RECURRENCES))
 
 
 def full() -> SequenceConfig:

@@ -29,6 +29,7 @@ def bilstm(
     hidden: int = 256,
     layers: int = 2,
     dropout: float = 0.5,
+    recurrence: str = "torch",
     train_texts: int = 2000,
     eval_texts: int = 400,
     data: str = "",
@@ -44,6 +45,7 @@ def bilstm(
             hidden=hidden,
             layers=layers,
             dropout=dropout,
+            recurrence=recurrence,
             train_texts=train_texts,
             eval_texts=eval_texts,
             data=data,
@@ -86,6 +88,7 @@ class BiLSTMWorkload(Workload):
             hidden=c.hidden,
             layers=c.layers,
             dropout=c.dropout,
+            recurrence=c.recurrence,
         )
 
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:

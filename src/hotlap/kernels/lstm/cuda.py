@@ -1,0 +1,238 @@
+"""One LSTM layer whose recurrence is one cluster of thread blocks for each direction and 8 or 16 sequences.
+
+The blocks keep the recurrent weights in registers for the whole sequence (``lstm.cu``), so a step costs one exchange
+inside the cluster instead of a launch. The source is compiled at run time by NVRTC and kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotlap.base.errors import KernelUnavailable
+from hotlap.kernels.lstm.scan import Scan, scan_layer
+
+MAX_HIDDEN = 256
+"""Eight blocks, the most a cluster may always have, hold the weights of so many units in their registers."""
+UNITS, THREADS, WARPS = 32, 256, 8
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SOURCES = ("primitives.cuh", "lstm.cu")
+
+
+def why_not(device: torch.device, dtype: torch.dtype, hidden: int) -> str:
+    """Why this implementation cannot run on such tensors; '' if it can."""
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    if dtype not in DTYPES:
+        return f"{str(dtype).removeprefix('torch.')} is not among float32, float16 and bfloat16"
+    if hidden > MAX_HIDDEN:
+        return f"hidden = {hidden} is above {MAX_HIDDEN}"
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed"
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if major >= 9 else f"clusters of blocks need sm_90 or newer, and the card is sm_{major}{minor}"
+
+
+def lstm_cuda(
+    x: Tensor,  # [B, T, F]
+    weights: Sequence[Tensor],
+    lengths: Tensor | None = None,  # [B]
+    h0: Tensor | None = None,  # [D, B, H]
+    c0: Tensor | None = None,  # [D, B, H]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs and last states of one layer; ``lstm_ref`` says of what."""
+    return scan_layer("cuda", x, weights, lengths, h0, c0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What the source is compiled for."""
+
+    dtype: int
+    """As in ``DTYPES``."""
+    hidden: int
+    """64, 128 or 256: the hidden size rounded up."""
+    tiles: int
+    """Of 8 sequences a cluster: 1 or 2."""
+    products: int
+    """3: float32 from three TF32 products, as good as float32; 1: one product."""
+
+    @property
+    def cluster(self) -> int:
+        return self.hidden // UNITS
+
+    @property
+    def shared_bytes(self) -> dict[str, int]:
+        """Shared memory of a block, by kernel; the same sums as in ``lstm.cu``."""
+        size, rows = 4 if self.dtype == 0 else 2, 8 * self.tiles
+        slots = self.cluster * (2 if self.hidden < 128 else 1)
+        return {
+            "lstm_fwd_kernel": 2 * rows * (self.hidden * size + 64) + WARPS * self.tiles * 32 * 16,
+            "lstm_bwd_kernel": 2 * slots * self.tiles * UNITS * 8 * 4 + rows * (4 * UNITS * size + 64),
+        }
+
+    def options(self, architecture: str) -> list[str]:
+        """The compiler's options for ``architecture``, as in sm_90."""
+        defines = {"DTYPE": self.dtype, "HIDDEN": self.hidden, "TILES": self.tiles, "PRODUCTS": self.products}
+        return [
+            f"--gpu-architecture={architecture}",
+            "--std=c++17",
+            *(f"--define-macro={name}={value}" for name, value in defines.items()),
+        ]
+
+
+def variant_for(dtype: torch.dtype, hidden: int, tiles: int) -> Variant:
+    """The variant for such tensors; one TF32 product only where torch may use TF32 for recurrent layers."""
+    rounded = next(size for size in (64, 128, 256) if hidden <= size)
+    one = dtype != torch.float32 or torch.backends.cudnn.rnn.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return Variant(dtype=DTYPES[dtype], hidden=rounded, tiles=tiles, products=1 if one else 3)
+
+
+def read_source() -> str:
+    """The CUDA C++ that is compiled."""
+    return "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SOURCES)
+
+
+def compile_cubin(variant: Variant, architecture: str) -> bytes:
+    """Machine code for ``architecture``, from the user's cache if it was compiled before."""
+    from cuda.bindings import nvrtc
+
+    source, options = read_source(), variant.options(architecture)
+    key = "\n".join([source, *options, str(nvrtc.nvrtcVersion()[1:])])
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cached = Path(base) / "hotlap" / "kernels" / f"lstm-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    if cached.is_file():
+        return cached.read_bytes()
+    cubin = _run_nvrtc(source, options)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    whole = cached.with_name(f"{cached.name}.{os.getpid()}")
+    whole.write_bytes(cubin)
+    whole.replace(cached)  # another process never sees half a file
+    return cubin
+
+
+def _run_nvrtc(source: str, options: list[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    program = _done(nvrtc.nvrtcCreateProgram(source.encode(), b"lstm.cu", 0, [], []))
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = bytearray(_done(nvrtc.nvrtcGetProgramLogSize(program)))
+        _done(nvrtc.nvrtcGetProgramLog(program, log))
+        text = log.decode(errors="replace").strip("\0 \n")
+        raise KernelUnavailable(f"lstm.cu does not compile ({' '.join(options)}): {text}")
+    cubin = bytearray(_done(nvrtc.nvrtcGetCUBINSize(program)))
+    _done(nvrtc.nvrtcGetCUBIN(program, cubin))
+    _done(nvrtc.nvrtcDestroyProgram(program))
+    return bytes(cubin)
+
+
+def _done(answer: tuple[Any, ...]) -> Any:
+    """What a call of the CUDA bindings returned besides its status, which must be success."""
+    status, *values = answer
+    if int(status) != 0:
+        raise KernelUnavailable(f"a CUDA call of the LSTM kernel failed: {status!r}")
+    return values[0] if values else None
+
+
+@functools.cache
+def _function(device: int, variant: Variant, name: str) -> Any:
+    from cuda.bindings import driver
+
+    major, minor = torch.cuda.get_device_capability(device)
+    module = _module(device, variant, f"sm_{major}{minor}")
+    function = _done(driver.cuModuleGetFunction(module, name.encode()))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _done(driver.cuFuncSetAttribute(function, attribute, variant.shared_bytes[name]))
+    return function
+
+
+@functools.cache
+def _module(device: int, variant: Variant, architecture: str) -> Any:
+    from cuda.bindings import driver
+
+    return _done(driver.cuModuleLoadData(compile_cubin(variant, architecture)))
+
+
+@functools.cache
+def _clusters_at_once(device: int, variant: Variant, name: str) -> int:
+    """How many clusters the whole card can run at the same time."""
+    from cuda.bindings import driver
+
+    size = driver.CUlaunchAttribute()
+    size.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size.value.clusterDim.x, size.value.clusterDim.y, size.value.clusterDim.z = variant.cluster, 1, 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = variant.cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+    config.sharedMemBytes = variant.shared_bytes[name]
+    config.attrs, config.numAttrs = [size], 1
+    return _done(driver.cuOccupancyMaxActiveClusters(_function(device, variant, name), config))
+
+
+def _tiles(name: str, like: Tensor) -> int:
+    """Tiles of 8 sequences a cluster: one while all clusters can run at once, and otherwise two."""
+    num_batch, _, num_directions, hidden, _ = like.shape
+    at_once = _clusters_at_once(like.device.index, variant_for(like.dtype, hidden, tiles=1), name)
+    return 1 if -(-num_batch // 8) * num_directions <= at_once else 2
+
+
+def _launch(name: str, like: Tensor, tensors: Sequence[Tensor], flags: Sequence[int] = ()) -> None:
+    """Runs one kernel on torch's stream."""
+    from cuda.bindings import driver
+
+    num_batch, num_steps, num_directions, hidden, _ = like.shape
+    device = like.device.index
+    with torch.cuda.device(device):
+        _ensure_context(device)
+        variant = variant_for(like.dtype, hidden, _tiles(name, like))
+        clusters = -(-num_batch // (8 * variant.tiles))
+        values = [tensor.data_ptr() for tensor in tensors]
+        sizes = [num_batch, num_steps, num_directions, hidden, *flags]
+        kinds = [ctypes.c_void_p] * len(values) + [ctypes.c_int] * len(sizes)
+        stream = torch.cuda.current_stream().cuda_stream
+        grid = (clusters * variant.cluster, num_directions, 1)
+        arguments = (tuple(values + sizes), tuple(kinds))
+        function = _function(device, variant, name)
+        shared = variant.shared_bytes[name]
+        _done(driver.cuLaunchKernel(function, *grid, THREADS, 1, 1, shared, stream, arguments, 0))
+
+
+def _ensure_context(device: int) -> None:
+    """Makes the card's context current: the threads that run backward passes may not have one yet."""
+    from cuda.bindings import driver
+
+    if int(_done(driver.cuCtxGetCurrent())) == 0:
+        card = _done(driver.cuDeviceGet(device))
+        _done(driver.cuCtxSetCurrent(_done(driver.cuDevicePrimaryCtxRetain(card))))
+
+
+def _forward(
+    gates: Tensor, w_hh: Tensor, h0: Tensor, c0: Tensor, lengths: Tensor,
+    out: Tensor, h_n: Tensor, c_n: Tensor, acts: Tensor, cells: Tensor,
+) -> None:  # fmt: skip
+    tensors = [gates.contiguous(), w_hh.contiguous(), h0, c0, lengths, out, h_n, c_n, acts, cells]
+    _launch("lstm_fwd_kernel", gates, tensors, [int(acts.numel() > 0)])
+
+
+def _backward(
+    d_out: Tensor, d_h_n: Tensor, d_c_n: Tensor, acts: Tensor, cells: Tensor, w_hh: Tensor, c0: Tensor, lengths: Tensor,
+    d_gates: Tensor, d_h0: Tensor, d_c0: Tensor,
+) -> None:  # fmt: skip
+    tensors = [d_out, d_h_n, d_c_n, acts, cells, w_hh.contiguous(), c0, lengths, d_gates, d_h0, d_c0]
+    _launch("lstm_bwd_kernel", acts, tensors)
+
+
+SCAN = Scan(forward=_forward, backward=_backward)
