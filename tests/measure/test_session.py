@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hotlap.base.errors import UsageError
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.session import (
     NUM_BATCHES,
@@ -16,7 +17,7 @@ from hotlap.measure.session import (
     map_tensors,
     zero_dropout,
 )
-from hotlap.targets import InputSpec, ModuleWorkload
+from hotlap.targets import InputSpec, ModuleWorkload, load_target
 from hotlap.workload import Workload
 
 
@@ -177,3 +178,29 @@ def test_dropout_is_switched_off_wherever_it_hides():
 def test_convolutions_are_seen():
     assert has_convolutions(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(1, 1, 1))))
     assert not has_convolutions(nn.Sequential(nn.Linear(1, 1), nn.Conv1d(1, 1, 1)))
+
+
+def test_kernels_are_used_where_a_layer_has_them_and_refused_where_none_does():
+    workload = load_target("bilstm", {"hidden": 16, "length": 32, "embedding": 8, "dropout": 0.0})
+    plain, kernels = (session(workload, arm, batch=4) for arm in ("cpu", "cpu:kernels"))
+    assert kernels.plain_model.recurrence == "auto"
+    torch.testing.assert_close(kernels.step(), plain.step(), rtol=1e-5, atol=0)
+    with pytest.raises(UsageError, match="no layer of Sequential has a kernel"):
+        session(arm="cpu:kernels")
+
+
+def test_attention_is_held_to_one_implementation():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def forward(self, x):
+            seen.append((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+            return nn.functional.scaled_dot_product_attention(x, x, self.lin(x))
+
+    seen = []
+    workload = ModuleWorkload("attends", Attends, [InputSpec((4, 8))])
+    session(workload, "cpu:sdpa=math", "infer").step()
+    session(workload, "cpu", "infer").step()
+    assert seen == [(True, False), (True, True)]

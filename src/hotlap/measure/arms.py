@@ -22,13 +22,14 @@ OPTIONS = {
     "threads=N": "CPU threads; by default the usable physical cores (cpu)",
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
+    "kernels": "the model's layers by Hotlap's own kernels, where it has them",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "fused", "graph", "tuned")
+_SWITCHES = ("cudnn_benchmark", "fused", "graph", "kernels", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class ArmSpec:
     cudnn_benchmark: bool = False
     fused: bool = False
     graph: bool = False
+    kernels: bool = False
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
     tuned: bool = False

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from hotlap.base.errors import UsageError
 from hotlap.device.host import read_host
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
@@ -64,6 +65,8 @@ class Session:
 
         seed_everything(self.seed)
         model = self.workload.build_model()
+        if self.spec.kernels:
+            use_kernels(model)
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
         model = model.to(self.device, **layout)
         return model.train() if self.mode == "train" else model.eval()
@@ -165,6 +168,17 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     from torch.utils._pytree import tree_map_only
 
     return tree_map_only(torch.Tensor, change, batch)
+
+
+def use_kernels(model: nn.Module) -> None:
+    """Lets every layer that has a kernel of ours use it; a layer says so by a method ``use_kernels``."""
+    layers = [module for module in model.modules() if hasattr(module, "use_kernels")]
+    if not layers:
+        raise UsageError(
+            f"option kernels: no layer of {type(model).__name__} has a kernel of its own", remedy="Leave it out"
+        )
+    for layer in layers:
+        layer.use_kernels()  # type: ignore[operator]
 
 
 def has_convolutions(model: nn.Module) -> bool:

@@ -44,6 +44,10 @@ class BiLSTM(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, bidirectional=True)
         self.head = nn.Linear(2 * hidden, classes)
 
+    def use_kernels(self) -> None:
+        """From now on the layers are run by the first kernel that can run where they are."""
+        self.recurrence = "auto"
+
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:  # [n, L], [n] -> [n, classes]
         length, hidden = tokens.shape[1], self.lstm.hidden_size
         padding = torch.arange(length, device=tokens.device) >= lengths[:, None]
