@@ -21,6 +21,7 @@ _OOM_WORDS = (
     "cannot allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine to execute",  # cuDNN, when there is no room for the workspace of any algorithm
 )
 
 

@@ -20,14 +20,16 @@ class StepKey:
         # Tensors, so that a compiled model sees the same graph in every step.
         self.step = torch.zeros((), dtype=torch.int32, device=device)
         self.first_sample = torch.zeros((), dtype=torch.int32, device=device)
+        self.num_samples = 0
         self.layers: list[KeyedDropout] = []
 
     def set_step(self, key: int) -> None:
         self.step.fill_(key)
 
-    def set_first_sample(self, index: int) -> None:
-        """Before each forward pass: the place in the effective batch of the first sample it gets."""
-        self.first_sample.fill_(index)
+    def set_part(self, first_sample: int, num_samples: int) -> None:
+        """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""
+        self.first_sample.fill_(first_sample)
+        self.num_samples = num_samples
         for layer in self.layers:
             layer.num_calls = 0
 
@@ -39,6 +41,8 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p, self.by_channel = p, by_channel
         self.num_calls = 0
+        self.is_odd = False
+        """Whether it has met an input whose first dimension does not go by sample."""
 
     def join(self, key: StepKey) -> None:
         """From now on ``key`` says which step and which samples these are."""
@@ -49,22 +53,30 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         if self.p >= 1:
-            return torch.zeros_like(x)
+            return x * 0
         self.num_calls += 1
         shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.by_channel else list(x.shape)
         keep = self._keep(shape, x.device)
         return torch.where(keep, x, 0) * (1 / (1 - self.p))
 
     def _keep(self, shape: list[int], device: torch.device) -> Tensor:
-        """Which units stay: a boolean tensor of ``shape``."""
-        width = 1
+        """Which units stay: a boolean tensor of ``shape``.
+
+        Rows may be samples, or several to a sample, as where [n, time, width] was folded to [n * time, width].
+        """
+        rows, width = shape[0], 1
         for size in shape[1:]:
             width *= size
-        sample = self.key.first_sample + torch.arange(shape[0], dtype=torch.int32, device=device)
+        num = self.key.num_samples or rows
+        if rows % num:
+            self.is_odd = True
+            num = rows
+        width *= rows // num
+        sample = self.key.first_sample + torch.arange(num, dtype=torch.int32, device=device)
         seed = _mix(_mix(sample * _ODD + self.key.step) + (self.salt * 1013 + self.num_calls))
         element = torch.arange(width, dtype=torch.int32, device=device) * _ODD
         bits = _mix(seed[:, None] + element[None, :]) & 0x7FFFFFFF
-        return (bits >= round(self.p * 2**31)).view(shape)
+        return (bits >= min(round(self.p * 2**31), 2**31 - 1)).view(shape)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, by_channel={self.by_channel}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,30 +14,18 @@ from torch import Tensor, nn
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.dropout import key_dropout
-from hotlap.engine.exactness import Inexact, find_inexact
+from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
 from hotlap.engine.recompute import find_blocks, recompute_blocks
 from hotlap.engine.split import micro_ranges, num_samples, take
 from hotlap.engine.trace import Place, Tracer, place_of
-from hotlap.engine.undo import StepStart, Undo
+from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
+from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
 from hotlap.workload import Batch
+
+__all__ = ["ExactStep", "Loss", "Say", "StepLost", "StepResult", "Team"]
 
 Loss = Callable[[nn.Module, Batch], "tuple[Tensor, Tensor | int]"]
 Say = Callable[[str], None]
-
-FIRST_STEPS = 3
-"""Steps after a start or a new split whose optimizer step can always be undone: state is created there."""
-UPDATE_ATTEMPTS = 3
-"""As it is; with the allocator's cache emptied; one parameter at a time."""
-LOOK_EVERY = 16
-"""Steps between looks at how much of the allocator's memory is free."""
-
-
-class StepLost(OutOfMemory):
-    """Memory ran out where a step can be neither undone nor repeated; the last checkpoint is the way on."""
-
-    def __init__(self, what: str) -> None:
-        remedy = "Go on from the last checkpoint with --resume; a smaller --micro leaves more room"
-        super().__init__(what, remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +38,7 @@ class StepResult:
     """What the summed loss was divided by."""
     num_samples: int
     micro: int
-    """Samples of a micro-batch in the attempt that went through."""
+    """Most samples of a micro-batch in the attempt that went through."""
     num_micro: int
     num_splits: int = 0
     """Times memory ran out in this step."""
@@ -61,7 +48,7 @@ class StepResult:
 
 
 class Team(Protocol):
-    """Processes that share each effective batch."""
+    """Processes that share each effective batch. Their CPU generators stand alike, so that they agree on dropout."""
 
     rank: int
     size: int
@@ -122,29 +109,33 @@ class ExactStep:
             raise UsageError(f"micro = {micro}", expected="at least one sample")
         if precision not in _AUTOCAST:
             raise UsageError(f"precision = {precision!r}", expected=", ".join(_AUTOCAST))
+        if recompute not in ("auto", "on", "off"):
+            raise UsageError(f"recompute = {recompute!r}", expected="auto, on or off")
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.precision, self.clip_norm, self.separable, self.team = precision, clip_norm, separable, team
         self.scaler = scaler
         if scaler is None and precision == "16-mixed":
             self.scaler = torch.amp.GradScaler(self.device.type)
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros((), device=self.device))  # its state is made now, not in a step that may fail
         self.key = key_dropout(model, self.device)
         self.recompute = recompute
         self.recomputing = False
         self._compiled = compiled if compiled is not None else model
         self._say = say
         self.micro: int | None = micro
-        self._largest = micro
-        self._regrow_after, self._window, self._quiet = regrow_after, regrow_after, 0
+        self._least, self._largest = 1, micro
+        self._window, self._quiet = regrow_after, 0
         self._start = StepStart(model, self.device)
-        self._young, self._watched = 0, 0
-        self._roomy = False
+        self._update = Update(optimizer, self.scaler, self.device, say)
+        self._looks, self._draws = FIRST_STEPS, False
         if recompute == "on":
             self._switch_recompute_on()
 
     def inexact(self) -> list[Inexact]:
-        """What would make a split step differ from a whole one, by name."""
-        return find_inexact(self.model, loss_is_separable=self.separable)
+        """What would make a split step differ from a whole one, by name; some of it shows only after a step."""
+        return find_inexact(self.model, loss_is_separable=self.separable, draws=self._draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The split in force and what led to it, for a checkpoint; a resumed run does not search again."""
@@ -161,55 +152,60 @@ class ExactStep:
         self._window, self._quiet = state["window"], state["quiet"]
         if state["recomputing"] and not self.recomputing:
             self._switch_recompute_on()
-        self._young = 0
+        self._update.be_careful()
 
     def __call__(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
-        """Trains on one effective batch; ``first_sample`` is its first sample's place where processes share a batch."""
+        """Trains on one effective batch; ``first_sample`` is its first sample's place where processes share a batch.
+
+        Raises OutOfMemory with everything as it was before the step, or StepLost.
+        """
         total = num_samples(batch) if batch is not None else 0
         if total == 0 and self.team is None:
             raise UsageError("a training step got a batch of 0 samples", expected="at least one")
         grown_from = self._try_larger(total)
-        self._begin()
+        self._start.forget()
         num_splits, failed_at = 0, 0.0
+        trouble = _Trouble("another process ran out of memory", None)
         while True:
-            trouble, done = _Trouble("another process ran out of memory", None), None
-            began = time.perf_counter()
+            done, began = None, time.perf_counter()
             try:
-                done = self._gradients(batch, total, first_sample, traced=num_splits > 0 and self._size(total) == 1)
+                done = self._gradients(batch, total, first_sample, traced=num_splits > 0 and self._is_last(total))
             except Exception as error:
-                if not is_out_of_memory(error):
+                if is_out_of_memory(error):
+                    trouble = _Trouble(first_line(error), place_of(error, self.model))
+                elif num_splits == 0 or not self._is_too_small(error):
                     raise
-                trouble = _Trouble(_first_line(error), place_of(error, self.model))
             # Outside the except block: there the traceback would keep every tensor of the failed step alive.
             if done is not None:
                 break
-            failed_at = failed_at or began
+            failed_at = failed_at or time.perf_counter()
             num_splits += 1
             self._recover()
-            self._split_further(total, trouble, grown_from)
-        self._update()
+            self._split_further(total, trouble, grown_from, num_splits)
+            grown_from = None
+        try:
+            self._update()
+        except OutOfMemory as error:
+            if not isinstance(error, StepLost):
+                self._recover()
+            raise
         self._quiet = 0 if num_splits else self._quiet + 1
         lost = began - failed_at if num_splits else 0.0
         return StepResult(num_samples=total, num_splits=num_splits, recovery_s=lost, **done)
 
-    def _begin(self) -> None:
-        """A new key for this step's dropout, and the picture to come back to; changes nothing when it fails."""
-        random = torch.get_rng_state()
-        for last in (False, True):
-            try:
-                if self.key is not None:
-                    self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
-                self._start.remember(self.scaler)
-            except Exception as error:
-                if last or not is_out_of_memory(error):
-                    raise
-            else:
-                return
-            torch.set_rng_state(random)
-            self._release_memory()
-
     def _size(self, total: int) -> int:
         return total if self.micro is None else min(self.micro, total)
+
+    def _is_last(self, total: int) -> bool:
+        """Whether there is no smaller split, so that a failure may be the end and its place is worth knowing."""
+        return self._compiled is self.model and (self._size(total) <= self._least or not self.separable)
+
+    def _is_too_small(self, error: Exception) -> bool:
+        """Whether BatchNorm refused the last split, with one value for each channel: two samples are then the least."""
+        if self.team is not None or self._least > 1 or "more than 1 value per channel" not in str(error):
+            return False
+        self._least = 2
+        return True
 
     def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> dict[str, Any] | None:
         """Gradients with the split in force; None when another process of the team ran out of memory."""
@@ -217,6 +213,7 @@ class ExactStep:
         sums = None
         try:
             with Tracer(self.model) if traced else contextlib.nullcontext():
+                self._start.remember(self.scaler)
                 sums = self._backward(batch, total, first_sample)
         except Exception as error:
             if self.team is None or not is_out_of_memory(error):
@@ -229,140 +226,107 @@ class ExactStep:
         assert sums is not None
         try:
             loss, count = self._normalise(sums)
-            norm = self._clip()
+            norm = self._unscale_and_clip()
         except Exception as error:
             if self.team is None or not is_out_of_memory(error):
                 raise
-            raise StepLost(f"memory ran out after the processes had shared gradients: {_first_line(error)}") from error
-        return {
-            "loss": loss,
-            "count": count,
-            "micro": self._size(total),
-            "num_micro": sums.num_micro,
-            "grad_norm": norm,
-        }
+            raise StepLost(f"memory ran out after the processes had shared gradients: {first_line(error)}") from error
+        done = {"loss": loss, "count": count, "grad_norm": norm}
+        return done | {"micro": sums.largest, "num_micro": sums.num_micro}
 
     def _backward(self, batch: Batch | None, total: int, first_sample: int) -> _Sums:
         """Gradients of the summed loss over a provisional count, with the sum and its true count."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.key is not None:
+            self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
+        random = RandomState(self.device) if self._looks else None
         ranges = micro_ranges(total, self._size(total)) if total else []
-        sums = _Sums(torch.zeros((), device=self.device), 0, len(ranges))
+        sums = _Sums(num_micro=len(ranges), largest=max((end - begin for begin, end in ranges), default=0))
         for begin, end in ranges:
             if self.key is not None:
-                self.key.set_first_sample(first_sample + begin)
+                self.key.set_part(first_sample + begin, end - begin)
             with self._autocast():
                 part, num = self.loss(self._compiled, take(batch, begin, end))
+            num = num.detach() if isinstance(num, Tensor) else num
             if sums.divisor is None:
                 # The true count is known only after the last part. One of about its size, drawn from the first part,
                 # keeps half-precision gradients in range until then; with a single part it is the true one.
-                sums.divisor = _at_least_one(num) * (total / (end - begin) if len(ranges) > 1 else 1)
+                sums.divisor = _not_zero(num) * (total / (end - begin) if len(ranges) > 1 else 1)
             scaled = part / sums.divisor
             (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
-            sums.loss = sums.loss + part.detach()
-            sums.count = sums.count + (num.detach() if isinstance(num, Tensor) else num)
+            sums.add(part.detach(), num)
+        if random is not None:
+            self._look_for_draws(random)
         return sums
+
+    def _look_for_draws(self, before: RandomState) -> None:
+        self._looks -= 1
+        if before.is_now() or self._draws:
+            return
+        self._draws = True
+        if DRAWS in self.inexact():
+            self._say(f"a split step would not be exact: {DRAWS}")
 
     def _normalise(self, sums: _Sums) -> tuple[Tensor, Any]:
         """Adds up over the team and divides once by the true count; the mean loss and that count."""
-        if self.team is None and sums.num_micro == 1:
-            return sums.loss / _at_least_one(sums.count), sums.count
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        divisor = torch.as_tensor(1.0 if sums.divisor is None else sums.divisor, device=self.device).double()
-        count = torch.as_tensor(sums.count, device=self.device).double()
+        if self.team is None and sums.num_micro == 1:  # as in a loop without any splitting, to the last bit
+            return sums.loss.to(sums.dtype) / _not_zero(sums.count), sums.count
+        divisor = self._in_double(1 if sums.divisor is None else sums.divisor)
+        total, count = self._in_double(sums.loss), self._in_double(sums.count)
         if self.team is None:
-            _scale_gradients(parameters, divisor / _at_least_one(count))
-            return sums.loss / _at_least_one(count).float(), sums.count
-        _scale_gradients(parameters, divisor)  # divisors differ between processes; each takes its own out
-        loss, count = self.team.total(torch.stack([sums.loss.double(), count]))
-        self.team.sum_gradients(parameters)
-        _scale_gradients(parameters, 1 / _at_least_one(count))
-        return (loss / _at_least_one(count)).float(), count
+            _scale_gradients(self._parameters(), divisor / _not_zero(count))
+            return (total / _not_zero(count)).to(sums.dtype), sums.count
+        _scale_gradients(self._parameters(), divisor)  # divisors differ between processes; each takes its own out
+        total, count = self.team.total(torch.stack([total, count]))
+        self.team.sum_gradients(self._parameters())
+        _scale_gradients(self._parameters(), 1 / _not_zero(count))
+        return (total / _not_zero(count)).to(sums.dtype), count
 
-    def _clip(self) -> Tensor | None:
-        if self.clip_norm is None:
-            return None
+    def _in_double(self, value: Tensor | float) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.to(self.device, torch.float64)
+        return torch.full((), value, dtype=torch.float64, device=self.device)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _unscale_and_clip(self) -> Tensor | None:
+        """Here, where all of it can be repeated, so that the update only steps."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-
-    def _update(self) -> None:
-        """Steps the optimizer. When memory runs out here the gradients are whole, so only this is done again."""
-        may_fail, what = self._may_fail(), ""
-        for attempt in range(UPDATE_ATTEMPTS):
-            undo = None
-            try:
-                undo = Undo(self.optimizer) if attempt or may_fail else None
-                self._optimizer_step()
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                what = _first_line(error)
-            else:
-                return
-            if undo is not None:
-                undo.back()
-            elif not may_fail:
-                raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
-            self._young = 0
-            self._release_memory()
-            if attempt > 0:  # one parameter at a time needs the least
-                self._say("out of memory in the optimizer step; parameters are now updated one by one")
-                for group in self.optimizer.param_groups:
-                    group.update({name: False for name in ("foreach", "fused") if name in group})
-        raise OutOfMemory(
-            f"memory ran out in the optimizer step of {type(self.optimizer).__name__}: {what}",
-            remedy="What would help: an optimizer with less state (SGD), --fsdp over several devices, a smaller model",
-        )
-
-    def _optimizer_step(self) -> None:
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-
-    def _may_fail(self) -> bool:
-        """Whether the optimizer step must be undoable: unless the allocator already holds all it could ask for."""
-        self._young += 1
-        if self.device.type != "cuda" or self._young <= FIRST_STEPS:
-            return True
-        if self._watched % LOOK_EVERY == 0:
-            free = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            weights = [p for group in self.optimizer.param_groups for p in group["params"]]
-            self._roomy = free >= 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
-        self._watched += 1
-        return not self._roomy
+        if self.clip_norm is None:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
 
     def _recover(self) -> None:
         """Everything as it was when the step began."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._release_memory()
-        self._start.restore(self.scaler)
+        release_memory(self.device)
+        insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
 
-    def _release_memory(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _split_further(self, total: int, trouble: _Trouble, grown_from: int | None) -> None:
+    def _split_further(self, total: int, trouble: _Trouble, grown_from: int | None, num_splits: int) -> None:
         """A smaller split for the next attempt; raises when there is none."""
-        size = max(1, self._size(total))
+        size = max(self._size(total), self._least)
         if self.team is not None:
-            size = self.team.smallest(size if total else 2**31 - 1)
-        self._young = self._quiet = 0
+            size = -self.team.smallest(-size)
+        self._update.be_careful()
+        self._quiet = 0
         if grown_from is not None:  # only a try: back to what works, and wait longer before the next
             self.micro, self._window = grown_from, 2 * self._window
             return
-        if size > 1 and self.separable:
+        if size > self._least and self.separable:
             self.micro = -(-size // 2)
             self._say(f"out of memory with {size} samples; the step is replayed in micro-batches of {self.micro}")
             return
+        if self.micro is not None:
+            self.micro = max(self.micro, self._least)
         if self.recompute == "auto" and not self.recomputing and find_blocks(self.model):
             self._switch_recompute_on()
-            self._say("out of memory with one sample; activation checkpointing is now on and the step is replayed")
+            self._say(f"out of memory with {_samples(size)}; activation checkpointing is now on, the step is replayed")
             return
-        raise self._give_up(size, trouble)
+        if num_splits > 1:
+            raise self._give_up(size, trouble)
+        self._say(f"out of memory with {_samples(size)}; the step is replayed once with the allocator's cache emptied")
 
     def _switch_recompute_on(self) -> None:
         if self._compiled is not self.model and self.team is None:
@@ -380,24 +344,22 @@ class ExactStep:
         if not self.separable:
             helps.insert(0, "a smaller --batch, since this loss cannot be split")
         return OutOfMemory(
-            f"memory ran out{where} with {size} sample{'s' if size != 1 else ''} at a time: {trouble.what}",
+            f"memory ran out{where} with {_samples(size)} at a time: {trouble.what}",
             remedy=f"What would help: {'; '.join(helps)}; a smaller model",
         )
 
     def _try_larger(self, total: int) -> int | None:
         """After a quiet window, doubles the micro-batch for a try; the size to come back to if it fails."""
-        if self.micro is None or self._quiet < self._window or not self._room_to_grow(total):
+        if self.micro is None or self._quiet < self._window:
             return None
-        before, self.micro, self._quiet = self.micro, 2 * self.micro, 0
-        if self._largest is None and self.micro >= total:
-            self.micro = None
-        elif self._largest is not None:
-            self.micro = min(self.micro, self._largest)
+        if self.team is not None:
+            total = -self.team.smallest(-total)  # all ask in the same step, since all count the same quiet steps
+        self._quiet = 0
+        before, most = self.micro, total if self._largest is None else min(self._largest, total)
+        if before >= most:
+            return None
+        self.micro = min(2 * before, most)
         return before
-
-    def _room_to_grow(self, total: int) -> bool:
-        assert self.micro is not None
-        return self.micro < (total if self._largest is None else min(self._largest, total))
 
     @contextlib.contextmanager
     def _autocast(self) -> Iterator[None]:
@@ -417,23 +379,31 @@ class _Trouble:
     place: Place | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Sums:
     """What the micro-batches of a step add up to."""
 
-    loss: Tensor
-    count: Any
     num_micro: int
+    largest: int
+    loss: Any = 0.0
+    """In float64: the mean of many parts is as good as that of one."""
+    dtype: torch.dtype = torch.float32
+    """Of the loss function's own sums."""
+    count: Any = 0
     divisor: Any = None
 
+    def add(self, loss: Tensor, count: Tensor | int) -> None:
+        self.loss, self.count = self.loss + loss.double(), self.count + count
+        self.dtype = loss.dtype
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+def _samples(num: int) -> str:
+    return f"{num} sample{'s' if num != 1 else ''}"
 
 
-def _at_least_one(count: Any) -> Any:
+def _not_zero(count: Any) -> Any:
     """A count to divide by: a batch whose every target is masked gives gradient zero, not NaN."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+    return torch.where(count == 0, 1, count) if isinstance(count, Tensor) else count or 1
 
 
 @torch.no_grad()
@@ -441,4 +411,8 @@ def _scale_gradients(parameters: list[nn.Parameter], factor: Tensor) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     for dtype in dict.fromkeys(g.dtype for g in gradients):
         same = [g for g in gradients if g.dtype == dtype]
-        torch._foreach_mul_(same, factor.to(dtype))
+        if dtype.itemsize >= 4:
+            torch._foreach_mul_(same, factor.to(dtype))
+            continue
+        for gradient in same:  # a factor of that precision would be wrong in its third digit
+            gradient.copy_(gradient.float() * factor.float())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+_ROOT = "the model itself"
 
 
 @dataclass(frozen=True)
@@ -16,39 +20,48 @@ class Place:
     layer: str
     kind: str
     shape: tuple[int, ...] | None
-    doing: str
+    doing: Literal["forward", "backward"]
 
     def __str__(self) -> str:
         shape = f" on {list(self.shape)}" if self.shape is not None else ""
-        return f"the {self.doing} pass of layer {self.layer!r} ({self.kind}){shape}"
+        who = self.layer if self.layer == _ROOT else f"layer {self.layer!r}"
+        return f"the {self.doing} pass of {who} ({self.kind}){shape}"
 
 
 class Tracer:
-    """Remembers the last layer entered, forward or backward; its findings ride on the exception that leaves the block.
+    """Remembers the last layer a backward pass came to; its finding rides on the exception that leaves the block.
 
-    Hooks cost time, so it is used only where an error is near: on the smallest split after memory ran out.
+    A forward pass needs none, as its layers are on the stack. Hooks cost time, so this is used only where an error is
+    near. They hang on tensors: those of modules forbid what works in place, such as ``nn.ReLU(inplace=True)``.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._handles: list[RemovableHandle] = []
         self.last: Place | None = None
 
     def __enter__(self) -> Tracer:
-        self._handles = []
+        self._handles = [self._model.register_forward_pre_hook(self._begin)]
         for name, module in self._model.named_modules():
-            if any(module.children()):
-                continue
-            enter = self._hook(name, module, "forward")
-            self._handles.append(module.register_forward_pre_hook(enter))
-            self._handles.append(module.register_full_backward_pre_hook(self._hook(name, module, "backward")))
+            if not any(True for _ in module.children()):
+                self._handles.append(module.register_forward_hook(self._hook(name or _ROOT)))
         return self
 
-    def _hook(self, name: str, module: nn.Module, doing: str) -> Any:
-        def remember(_: nn.Module, tensors: Any) -> None:
-            shape = next((tuple(t.shape) for t in tensors if isinstance(t, Tensor)), None)
-            self.last = Place(name or "the model itself", type(module).__name__, shape, doing)
+    def _begin(self, *_: Any) -> None:
+        self.last = None
 
-        return remember
+    def _hook(self, name: str) -> Any:
+        def watch(module: nn.Module, _: Any, out: Any) -> None:
+            kind = type(module).__name__
+
+            def remember(gradient: Tensor) -> None:
+                self.last = Place(name, kind, tuple(gradient.shape), "backward")
+
+            for tensor in tree_leaves(out):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(remember)
+
+        return watch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,18 +73,17 @@ class Tracer:
 
 
 def place_of(error: BaseException, model: nn.Module) -> Place | None:
-    """The layer an exception comes from: as traced, else the innermost module on its stack."""
-    traced: Place | None = getattr(error, "hotlap_place", None)
-    if traced is not None:
-        return traced
-    names = {id(module): name or "the model itself" for name, module in model.named_modules()}
+    """The layer an exception comes from: the innermost module on its stack, else what a tracer saw."""
+    names = {id(module): name or _ROOT for name, module in model.named_modules()}
     found: Place | None = None
-    trace = error.__traceback__
+    # Looking at the variables of a frame that still runs would leave it a copy of them, the exception among them, and
+    # with it every tensor of the failed step. That frame, the one that caught the exception, comes first.
+    trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     while trace is not None:
         local = trace.tb_frame.f_locals
         owner = local.get("self")
-        if id(owner) in names:
+        if isinstance(owner, nn.Module) and id(owner) in names:
             shape = next((tuple(v.shape) for k, v in local.items() if k != "self" and isinstance(v, Tensor)), None)
             found = Place(names[id(owner)], type(owner).__name__, shape, "forward")
         trace = trace.tb_next
-    return found
+    return found or getattr(error, "hotlap_place", None)

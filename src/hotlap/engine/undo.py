@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import copy
+import gc
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hotlap.device.memory import is_out_of_memory
+
+
+class RandomState:
+    """Where every generator stands that a model may draw from: Python's, NumPy's, torch's on the CPU and the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+        self._cpu = torch.get_rng_state()
+        self._card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._cpu)
+        if self._card is not None:
+            torch.cuda.set_rng_state(self._card, self._device)
+
+    def is_now(self) -> bool:
+        """Whether nothing has been drawn since."""
+        now = RandomState(self._device)
+        same = self._python == now._python and torch.equal(self._cpu, now._cpu)
+        same = same and (self._card is None or (now._card is not None and torch.equal(self._card, now._card)))
+        return same and all(map(np.array_equal, self._numpy, now._numpy))
 
 
 class StepStart:
@@ -18,40 +46,50 @@ class StepStart:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._slots = [(m, name) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-        self._buffers: list[Tensor] = []
+        self._slots = [(module, name) for module in model.modules() for name in module._buffers]
+        self._buffers: list[Tensor | None] = []
         self._copies: list[Tensor] = []
+        self._scale: list[Tensor] = []
+        self._random: RandomState | None = None
+
+    def forget(self) -> None:
+        """A new step begins: there is nothing to come back to yet."""
+        self._random = None
 
     def remember(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Takes the picture; nothing here waits for the device."""
-        self._cpu_random = torch.get_rng_state()
-        self._device_random = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        self._buffers = [module._buffers[name] for module, name in self._slots]  # type: ignore[misc]
-        fits = len(self._copies) == len(self._buffers) and all(
+        """Takes the picture, once a step; nothing here waits for the device, and nothing of the model changes."""
+        if self._random is not None:
+            return
+        self._buffers = [module._buffers.get(name) for module, name in self._slots]
+        present = self._present()
+        fits = len(self._copies) == len(present) and all(
             c.shape == b.shape and c.dtype == b.dtype and c.device == b.device
-            for c, b in zip(self._copies, self._buffers, strict=True)
+            for c, b in zip(self._copies, present, strict=True)
         )
         if not fits:
-            self._copies = [torch.empty_like(b) for b in self._buffers]
-        copy_all(self._copies, self._buffers)
+            self._copies = [torch.empty_like(b) for b in present]
+        copy_all(self._copies, present)
         self._scale = [t.clone() for t in _scaler_tensors(scaler)]
+        self._random = RandomState(self._device)
 
     def restore(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Puts everything back; a buffer that was replaced is the old one again."""
-        torch.set_rng_state(self._cpu_random)
-        if self._device_random is not None:
-            torch.cuda.set_rng_state(self._device_random, self._device)
+        """Puts everything back; a buffer that was replaced is the old one again. May be done twice."""
+        if self._random is None:
+            return
         for (module, name), buffer in zip(self._slots, self._buffers, strict=True):
             module._buffers[name] = buffer
-        copy_all(self._buffers, self._copies)
+        copy_all(self._present(), self._copies)
         if scaler is not None:
-            for now, before in zip(_scaler_tensors(scaler), self._scale, strict=False):
-                now.copy_(before)
+            copy_all(_scaler_tensors(scaler), self._scale)
             scaler._per_optimizer_states.clear()
+        self._random.restore()
+
+    def _present(self) -> list[Tensor]:
+        return [buffer for buffer in self._buffers if buffer is not None]
 
 
 def _scaler_tensors(scaler: torch.amp.GradScaler | None) -> list[Tensor]:
-    """The scaler's state, without waiting for the device as its state_dict does; empty before its first use."""
+    """The scaler's state, without waiting for the device as its state_dict does."""
     state = [getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")]
     return [t for t in state if isinstance(t, Tensor)]
 
@@ -59,38 +97,36 @@ def _scaler_tensors(scaler: torch.amp.GradScaler | None) -> list[Tensor]:
 class Undo:
     """A copy of everything an optimizer step writes, on the device while there is room, else in host memory."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, on_host: bool = False) -> None:
         self._optimizer = optimizer
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._known = set(optimizer.state)
-        self._targets: list[Tensor] = [p.data for p in parameters]
-        self._values: list[tuple[dict[str, Any], str, Any]] = []
-        for state in optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    self._targets.append(value)
-                else:
-                    self._values.append((state, name, copy.deepcopy(value)))
+        self._states = {owner: dict(state) for owner, state in optimizer.state.items()}
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        self._copies = _copied(self._targets)
+        self._values = [(place, k, copy.deepcopy(v)) for place, k, v in self._written() if not isinstance(v, Tensor)]
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._targets = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
+        self._copies = _copied(self._targets, on_host)
+
+    def _written(self) -> list[tuple[dict[str, Any], str, Any]]:
+        places = (*self._states.values(), *self._groups)
+        return [(place, name, value) for place in places for name, value in place.items()]
 
     def back(self) -> None:
-        """Puts everything back; state that the failed step created is forgotten."""
-        for parameter in [p for p in self._optimizer.state if p not in self._known]:
-            del self._optimizer.state[parameter]
+        """Puts everything back; state that the failed step created is forgotten. May be done twice."""
         copy_all(self._targets, self._copies)
-        for state, name, value in self._values:
-            state[name] = value
+        for place, name, value in self._values:
+            place[name] = copy.deepcopy(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update({owner: dict(state) for owner, state in self._states.items()})
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(saved)
 
 
-def _copied(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _copied(tensors: Sequence[Tensor], on_host: bool) -> list[Tensor]:
     copies: list[Tensor] = []
     try:
-        copies = [torch.empty_like(t) for t in tensors]
+        copies = [torch.empty_like(t, device="cpu" if on_host else None) for t in tensors]
     except Exception as error:
-        if not is_out_of_memory(error):
+        if on_host or not is_out_of_memory(error):
             raise
     if len(copies) < len(tensors):
         torch.cuda.empty_cache()
@@ -109,3 +145,14 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         out.append(source)
     for into, out in kinds.values():
         torch._foreach_copy_(into, out)
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives back what nobody holds: exceptions leave cycles behind, and the allocator keeps what it once had."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,120 @@
+"""The optimizer's step, so that memory running out in it costs nothing: undone, and done again with less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hotlap.base.errors import OutOfMemory
+from hotlap.device.memory import is_out_of_memory
+from hotlap.engine.undo import Undo, first_line, release_memory
+
+FIRST_STEPS = 3
+"""Updates after a start or a new split that can always be undone: state is created there."""
+ATTEMPTS = 3
+"""As it is; with the allocator's cache emptied and the copies on the host; one parameter at a time."""
+LOOK_EVERY = 16
+"""Updates between looks at how much of the allocator's memory is free."""
+
+
+class StepLost(OutOfMemory):
+    """Memory ran out where a step can be neither undone nor repeated; the last checkpoint is the way on."""
+
+    def __init__(self, what: str) -> None:
+        remedy = "Go on from the last checkpoint with --resume; a smaller --micro leaves more room"
+        super().__init__(what, remedy=remedy)
+
+
+class Update:
+    """Steps an optimizer whose gradients are whole and unscaled, and its loss scale."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        device: torch.device,
+        say: Callable[[str], None],
+    ) -> None:
+        self.optimizer, self.scaler = optimizer, scaler
+        self._device, self._say = device, say
+        self._young, self._watched = 0, 0
+        self._roomy = False
+
+    def be_careful(self) -> None:
+        """The next few updates can be undone, whatever the allocator holds."""
+        self._young = 0
+
+    def __call__(self) -> None:
+        """Raises StepLost, or OutOfMemory with parameters and optimizer state as they were."""
+        may_fail, what = self._may_fail(), ""
+        for attempt in range(ATTEMPTS):
+            undo = None
+            try:
+                undo = Undo(self.optimizer, on_host=attempt > 0) if may_fail else None
+                self._step()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                what = first_line(error)
+            else:
+                self._update_scale()
+                return
+            if not may_fail:
+                raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
+            self.be_careful()
+            release_memory(self._device)
+            if undo is not None:
+                insist(undo.back, self._device, "an optimizer step was being undone")
+            if attempt > 0:
+                self._go_one_by_one()
+        raise OutOfMemory(
+            f"memory ran out in the optimizer step of {type(self.optimizer).__name__}: {what}",
+            remedy="What would help: an optimizer with less state (SGD), --fsdp over several devices, a smaller model",
+        )
+
+    def _step(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+
+    def _update_scale(self) -> None:
+        if self.scaler is not None:
+            insist(self.scaler.update, self._device, "the loss scale was being updated")
+
+    def _go_one_by_one(self) -> None:
+        """Least memory: a fused step makes no temporaries, any other makes them for one parameter at a time."""
+        plain = [group for group in self.optimizer.param_groups if "foreach" in group and not group.get("fused")]
+        if any(group["foreach"] is not False for group in plain):
+            self._say("out of memory in the optimizer step; parameters are now updated one by one")
+        for group in plain:
+            group["foreach"] = False
+
+    def _may_fail(self) -> bool:
+        """Whether the step must be undoable: unless the allocator already holds all it could ask for."""
+        self._young += 1
+        if self._device.type != "cuda" or self._young <= FIRST_STEPS:
+            return True
+        if self._watched % LOOK_EVERY == 0:
+            free = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+            self._roomy = free >= 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
+        self._watched += 1
+        return not self._roomy
+
+
+def insist(action: Callable[[], None], device: torch.device, doing: str) -> None:
+    """Does what needs next to no memory, twice if need be, the second time with all given back; else StepLost."""
+    what = ""
+    for _ in range(2):
+        try:
+            action()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            what = first_line(error)
+        else:
+            return
+        release_memory(device)
+    raise StepLost(f"memory ran out while {doing}: {what}")
