@@ -14,10 +14,10 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 """Largest error over the largest number, for each output and gradient.
 
 Float32: torch's own layer on a CPU is up to 1e-6 from float64 on the cases of real use; the tolerance leaves room for
-sums in another order, and a single pass of TF32, 3e-4 off when emulated, must fail. Float16 and bfloat16 round the state
-and the gates' gradients at every step, by 2^-11 and 2^-8, and ten such roundings are allowed. Torch's own layer on a CPU,
-on the first two of those cases, is up to 4.3e-3 off in float16 and 3.0e-2 in bfloat16, each time in a recurrent weight's
-gradient: so there is little room, and no reason for more.
+sums in another order, and a single pass of TF32, 3e-4 off when emulated, must fail. Float16 and bfloat16 round the
+state and the gates' gradients at every step, by 2^-11 and 2^-8, and ten such roundings are allowed. Torch's own layer
+on a CPU, on the first two of those cases, is up to 4.3e-3 off in float16 and 3.0e-2 in bfloat16, each time in a
+recurrent weight's gradient: so there is little room, and no reason for more.
 """
 
 
