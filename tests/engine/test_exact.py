@@ -242,7 +242,7 @@ def test_batch_norm_that_needs_two_samples_is_not_given_one():
     data = batches(2)
     said: list[str] = []
     memory = FailingOperations(inside="masked_loss", num_times=4)
-    with pytest.raises(OutOfMemory, match="layer '0'.* with 2 samples at a time: CUDA out of memory"):
+    with pytest.raises(OutOfMemory, match=r"layer '0'.* with 2 samples at a time: CUDA out of memory"):
         train(model_of("batchnorm"), data, memory=memory, say=said.append)
     assert said[-1] == "out of memory with 2 samples; the step is replayed in micro-batches of 1"
     net = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)), nn.Linear(16, 4)).double()
@@ -277,7 +277,7 @@ def test_a_failure_in_the_backward_pass_is_placed_too(size):
 
 def test_a_loss_that_couples_samples_is_never_split():
     data = batches(1)
-    with pytest.raises(OutOfMemory, match="12 samples at a time.*cannot be split"):
+    with pytest.raises(OutOfMemory, match=r"12 samples at a time.*cannot be split"):
         train(model_of(), data, memory=FakeMemory(limit_bytes=100), separable=False)
 
 

@@ -280,7 +280,7 @@ class ExactStep:
         total, count = self.team.total(torch.stack([total, count]))
         self.team.sum_gradients(self._parameters())
         _scale_gradients(self._parameters(), 1 / _not_zero(count))
-        return (total / _not_zero(count)).to(sums.dtype), count
+        return total / _not_zero(count), count
 
     def _in_double(self, value: Tensor | float) -> Tensor:
         if isinstance(value, Tensor):
