@@ -165,6 +165,12 @@ class ExactStep:
 
     def __call__(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
         """Trains on one effective batch; ``first_sample`` is its first sample's place where processes share a batch."""
+        result = self.gradients(batch, first_sample=first_sample)
+        self._update()
+        return result
+
+    def gradients(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
+        """All of a step but the optimizer's part, for callers that take it themselves: fresh gradients."""
         total = num_samples(batch) if batch is not None else 0
         if total == 0 and self.team is None:
             raise UsageError("a training step got a batch of 0 samples", expected="at least one")
@@ -187,7 +193,6 @@ class ExactStep:
             num_splits += 1
             self._recover()
             self._split_further(total, trouble, grown_from)
-        self._update()
         self._quiet = 0 if num_splits else self._quiet + 1
         lost = began - failed_at if num_splits else 0.0
         return StepResult(num_samples=total, num_splits=num_splits, recovery_s=lost, **done)
