@@ -236,7 +236,7 @@ class HotlapCallback(TrainerCallback):
 
 def _hidden_dropout(model: nn.Module) -> list[str]:
     """Settings of a model by which it drops without a dropout layer, as 'name = value'."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
     found = [
         (name, value)

@@ -45,8 +45,8 @@ class LogOnce:
         for name, entries in self._entries.items():
             _, value, args, kwargs = entries[-1]
             if len(entries) > 1 and isinstance(value, (int, float, Tensor)):
-                sizes = [entry[3].get("batch_size") for entry in entries]
-                if None not in sizes:
+                sizes = [entry[3]["batch_size"] for entry in entries if entry[3].get("batch_size") is not None]
+                if len(sizes) == len(entries):
                     kwargs = {**kwargs, "batch_size": sum(sizes)}
                 else:
                     sizes = [entry[0] for entry in entries]
