@@ -137,7 +137,8 @@ class HotlapCallback(TrainerCallback):
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
         """The Trainer's own, in parts: leaves gradients, returns the loss of the whole batch."""
-        assert self.passes is not None and self._journey is not None
+        if self.passes is None or self._journey is None:  # called by hand, outside a training
+            return self._own_step(model, inputs, num_items_in_batch)
         earlier = take_gradients(self.passes.model)
         try:
             part = self._part_of(model, num_samples(inputs), num_items_in_batch)
