@@ -20,7 +20,7 @@ LEVELS = (
     ("measure",),
     ("engine",),
     ("segment", "sequence", "classify", "mesh", "splat"),
-    ("tools",),
+    ("tools", "bridges"),
     ("api", "cli", "web"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
@@ -29,6 +29,8 @@ DOORS = ("__init__", "__main__")
 OWNERS = {
     "argparse": "cli",
     "fastapi": "web", "uvicorn": "web", "starlette": "web",
+    "lightning": "bridges", "pytorch_lightning": "bridges", "torchmetrics": "bridges",
+    "transformers": "bridges", "accelerate": "bridges",
     "triton": "kernels", "cuda": "kernels", "numba": "kernels", "cupy": "kernels",
 }  # fmt: skip
 MAX_FILE, MAX_FUNCTION, MAX_KERNEL = 450, 60, 120
@@ -178,6 +180,10 @@ def fake_house(folder: Path, files: dict[str, str]) -> Path:
         ("cli/b.py", "import uvicorn", "uvicorn belongs to web/"),
         ("measure/b.py", "def f():\n    import triton.language", "triton belongs to kernels/"),
         ("kernels/blend/triton.py", "def f():\n    import triton", ""),
+        ("engine/b.py", "import lightning.pytorch", "lightning belongs to bridges/"),
+        ("tools/bench/b.py", "from transformers import Trainer", "transformers belongs to bridges/"),
+        ("bridges/b.py", "import lightning\nfrom hotlap.engine import exact", ""),
+        ("bridges/b.py", "from hotlap.tools.bench.run import x", "bridges may not import tools"),
         ("device/b.py", "from cuda import nvrtc", "cuda belongs to kernels/"),
         ("device/b.py", "import torch.cuda", ""),
         ("records/b.py", "import hotlap\nfrom hotlap import __version__", ""),

@@ -38,7 +38,8 @@ def test_the_help_of_a_verb_does_not_import_torch(verb):
 
 @pytest.mark.parametrize("name", ["HotlapError", "RunRecord", "Workload", "Agreement", "load_record", "load_target",
                                   "device_summary", "get_device", "bench", "compare", "doctor", "loader", "train",
-                                  "loader_settings", "report", "quicktest", "estimate_memory", "suggest"])  # fmt: skip
+                                  "loader_settings", "report", "quicktest", "estimate_memory", "suggest", "ExactStep",
+                                  "sum_of_mean"])  # fmt: skip
 def test_every_public_name_is_there(name):
     assert callable(getattr(hotlap, name))
     assert name in dir(hotlap)

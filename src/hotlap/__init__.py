@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
     from hotlap.device.probe import get_device as get_device
+    from hotlap.engine.exact import ExactStep as ExactStep
+    from hotlap.engine.mean_loss import sum_of_mean as sum_of_mean
     from hotlap.records.run import RunRecord as RunRecord
     from hotlap.records.run import load_record as load_record
     from hotlap.targets import load_target as load_target
@@ -44,6 +46,8 @@ _PUBLIC = {
     "HotlapError": "hotlap.base.errors:HotlapError",
     "device_summary": "hotlap.device.probe:device_summary",
     "get_device": "hotlap.device.probe:get_device",
+    "ExactStep": "hotlap.engine.exact:ExactStep",
+    "sum_of_mean": "hotlap.engine.mean_loss:sum_of_mean",
     "RunRecord": "hotlap.records.run:RunRecord",
     "load_record": "hotlap.records.run:load_record",
     "load_target": "hotlap.targets:load_target",

@@ -159,6 +159,17 @@ class ExactStep:
 
         Raises OutOfMemory with everything as it was before the step, or StepLost.
         """
+        result = self.gradients(batch, first_sample=first_sample)
+        try:
+            self._update()
+        except OutOfMemory as error:
+            if not isinstance(error, StepLost):
+                self._recover()
+            raise
+        return result
+
+    def gradients(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
+        """All of a step but the optimizer's part, for callers that take it themselves: fresh gradients."""
         total = num_samples(batch) if batch is not None else 0
         if total == 0 and self.team is None:
             raise UsageError("a training step got a batch of 0 samples", expected="at least one")
@@ -183,12 +194,6 @@ class ExactStep:
             self._recover()
             self._split_further(total, trouble, grown_from, num_splits)
             grown_from = None
-        try:
-            self._update()
-        except OutOfMemory as error:
-            if not isinstance(error, StepLost):
-                self._recover()
-            raise
         self._quiet = 0 if num_splits else self._quiet + 1
         lost = began - failed_at if num_splits else 0.0
         return StepResult(num_samples=total, num_splits=num_splits, recovery_s=lost, **done)
