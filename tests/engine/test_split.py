@@ -1,5 +1,6 @@
 from collections import UserDict, namedtuple
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_parts_are_as_few_and_as_equal_as_can_be(total, micro):
     ranges = micro_ranges(total, micro)
     sizes = [end - begin for begin, end in ranges]
     assert ranges[0][0] == 0 and ranges[-1][1] == total
-    assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
     assert len(sizes) == -(-total // micro) and max(sizes) <= micro and max(sizes) - min(sizes) <= 1
 
 
