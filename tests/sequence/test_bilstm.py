@@ -67,7 +67,7 @@ def test_same_as_packed_texts_with_every_gradient(layers, recurrence, device):
     tokens, lengths = (t.to(device) for t in ragged_batch())
     weight = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     model.train()
-    model.dropout = 0.0
+    model.dropout.p = 0.0
     results = []
     for run in (model, lambda *batch: packed_reference(model, *batch)):
         model.zero_grad()

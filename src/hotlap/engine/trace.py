@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 _ROOT = "the model itself"
+_WATCHED = "_hotlap_watched"
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Tracer:
     def __enter__(self) -> Tracer:
         self._handles = [self._model.register_forward_pre_hook(self._begin)]
         for name, module in self._model.named_modules():
-            if not any(True for _ in module.children()):
-                self._handles.append(module.register_forward_hook(self._hook(name or _ROOT)))
+            self._handles.append(module.register_forward_hook(self._hook(name or _ROOT)))
         return self
 
     def _begin(self, *_: Any) -> None:
@@ -58,8 +58,12 @@ class Tracer:
                 self.last = Place(name, kind, tuple(gradient.shape), "backward")
 
             for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                if not isinstance(tensor, Tensor) or tensor.grad_fn is None:
+                    continue
+                # The result of a layer is often that of the modules around it too; the innermost comes first.
+                if getattr(tensor, _WATCHED, None) is not tensor.grad_fn:
                     tensor.register_hook(remember)
+                    setattr(tensor, _WATCHED, tensor.grad_fn)
 
         return watch
 

@@ -38,7 +38,7 @@ class BiLSTM(nn.Module):
         recurrence: str = "torch",
     ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
         self.recurrence = recurrence
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PAD)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, bidirectional=True)
@@ -54,7 +54,7 @@ class BiLSTM(nn.Module):
         x = self.embedding(tokens)
         for layer in range(self.lstm.num_layers):
             if layer > 0:
-                x = F.dropout(x, self.dropout, self.training)
+                x = self.dropout(x)
             if self.recurrence == "torch":
                 x = self._read_both_ways(layer, x, padding)
             else:
