@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import Inexact, find_inexact
 from hotlap.engine.recompute import find_blocks, recompute_blocks
 from hotlap.engine.split import micro_ranges, num_samples, take
+from hotlap.engine.sums import Sums, at_least_one, first_line, scale_gradients
+from hotlap.engine.team import Team
 from hotlap.engine.trace import Place, Tracer, place_of
 from hotlap.engine.undo import StepStart, Undo
 from hotlap.workload import Batch
@@ -58,31 +60,6 @@ class StepResult:
     recovery_s: float = 0.0
     """From the first failure to the beginning of the attempt that went through."""
     grad_norm: Tensor | None = None
-
-
-class Team(Protocol):
-    """Processes that share each effective batch."""
-
-    rank: int
-    size: int
-
-    def any_failed(self, failed: bool) -> bool:
-        """Whether it is true of any process; every process gets the same answer."""
-
-    def same(self, value: Any) -> Any:
-        """The first process's value, everywhere."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in order; only the first process gets them, the others get an empty list."""
-
-    def smallest(self, value: int) -> int:
-        """The smallest of all processes' values."""
-
-    def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
-
-    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Adds up every gradient over all processes."""
 
 
 class ExactStep:
@@ -139,6 +116,7 @@ class ExactStep:
         self._start = StepStart(model, self.device)
         self._young, self._watched = 0, 0
         self._roomy = False
+        self._unit: float | None = None  # what a team divides by until the true count is known
         if recompute == "on":
             self._switch_recompute_on()
 
@@ -179,7 +157,7 @@ class ExactStep:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                trouble = _Trouble(_first_line(error), place_of(error, self.model))
+                trouble = _Trouble(first_line(error), place_of(error, self.model))
             # Outside the except block: there the traceback would keep every tensor of the failed step alive.
             if done is not None:
                 break
@@ -233,7 +211,7 @@ class ExactStep:
         except Exception as error:
             if self.team is None or not is_out_of_memory(error):
                 raise
-            raise StepLost(f"memory ran out after the processes had shared gradients: {_first_line(error)}") from error
+            raise StepLost(f"memory ran out after the processes had shared gradients: {first_line(error)}") from error
         return {
             "loss": loss,
             "count": count,
@@ -242,11 +220,11 @@ class ExactStep:
             "grad_norm": norm,
         }
 
-    def _backward(self, batch: Batch | None, total: int, first_sample: int) -> _Sums:
+    def _backward(self, batch: Batch | None, total: int, first_sample: int) -> Sums:
         """Gradients of the summed loss over a provisional count, with the sum and its true count."""
         self.optimizer.zero_grad(set_to_none=True)
         ranges = micro_ranges(total, self._size(total)) if total else []
-        sums = _Sums(torch.zeros((), device=self.device), 0, len(ranges))
+        sums = Sums(torch.zeros((), device=self.device), 0, len(ranges), self._unit)
         for begin, end in ranges:
             if self.key is not None:
                 self.key.set_first_sample(first_sample + begin)
@@ -255,28 +233,28 @@ class ExactStep:
             if sums.divisor is None:
                 # The true count is known only after the last part. One of about its size, drawn from the first part,
                 # keeps half-precision gradients in range until then; with a single part it is the true one.
-                sums.divisor = _at_least_one(num) * (total / (end - begin) if len(ranges) > 1 else 1)
+                sums.divisor = at_least_one(num) * (total / (end - begin) if len(ranges) > 1 else 1)
             scaled = part / sums.divisor
             (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
             sums.loss = sums.loss + part.detach()
             sums.count = sums.count + (num.detach() if isinstance(num, Tensor) else num)
         return sums
 
-    def _normalise(self, sums: _Sums) -> tuple[Tensor, Any]:
+    def _normalise(self, sums: Sums) -> tuple[Tensor, Any]:
         """Adds up over the team and divides once by the true count; the mean loss and that count."""
         if self.team is None and sums.num_micro == 1:
-            return sums.loss / _at_least_one(sums.count), sums.count
+            return sums.loss / at_least_one(sums.count), sums.count
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         divisor = torch.as_tensor(1.0 if sums.divisor is None else sums.divisor, device=self.device).double()
         count = torch.as_tensor(sums.count, device=self.device).double()
         if self.team is None:
-            _scale_gradients(parameters, divisor / _at_least_one(count))
-            return sums.loss / _at_least_one(count).float(), sums.count
-        _scale_gradients(parameters, divisor)  # divisors differ between processes; each takes its own out
+            scale_gradients(parameters, divisor / at_least_one(count))
+            return sums.loss / at_least_one(count).float(), sums.count
+        scale_gradients(parameters, divisor)  # divisors differ between processes; each takes its own out
         loss, count = self.team.total(torch.stack([sums.loss.double(), count]))
         self.team.sum_gradients(parameters)
-        _scale_gradients(parameters, 1 / _at_least_one(count))
-        return (loss / _at_least_one(count)).float(), count
+        scale_gradients(parameters, 1 / at_least_one(count))
+        return (loss / at_least_one(count)).float(), count
 
     def _clip(self) -> Tensor | None:
         if self.clip_norm is None:
@@ -297,7 +275,7 @@ class ExactStep:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                what = _first_line(error)
+                what = first_line(error)
             else:
                 return
             if undo is not None:
@@ -386,7 +364,11 @@ class ExactStep:
 
     def _try_larger(self, total: int) -> int | None:
         """After a quiet window, doubles the micro-batch for a try; the size to come back to if it fails."""
-        if self.micro is None or self._quiet < self._window or not self._room_to_grow(total):
+        if self.micro is None or self._quiet < self._window:
+            return None
+        if self.team is not None:  # shares differ by a sample; what the largest allows is tried by all
+            total, self._quiet = -self.team.smallest(-total), 0
+        if not self._room_to_grow(total):
             return None
         before, self.micro, self._quiet = self.micro, 2 * self.micro, 0
         if self._largest is None and self.micro >= total:
@@ -415,30 +397,3 @@ class _Trouble:
 
     what: str
     place: Place | None
-
-
-@dataclass
-class _Sums:
-    """What the micro-batches of a step add up to."""
-
-    loss: Tensor
-    count: Any
-    num_micro: int
-    divisor: Any = None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _at_least_one(count: Any) -> Any:
-    """A count to divide by: a batch whose every target is masked gives gradient zero, not NaN."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
-
-
-@torch.no_grad()
-def _scale_gradients(parameters: list[nn.Parameter], factor: Tensor) -> None:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    for dtype in dict.fromkeys(g.dtype for g in gradients):
-        same = [g for g in gradients if g.dtype == dtype]
-        torch._foreach_mul_(same, factor.to(dtype))

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotlap.base.errors import DeviceUnavailable, UsageError
+from hotlap.device.host_random import derived_seed
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.engine.config import TrainConfig
-from hotlap.engine.exact import ExactStep, Say, Team
+from hotlap.engine.exact import ExactStep, Say
 from hotlap.engine.loader import LoaderSettings, TrainLoader
 from hotlap.engine.schedule import Schedule
+from hotlap.engine.team_step import TeamStep
 from hotlap.measure.session import map_tensors
 from hotlap.workload import Batch, Workload
+
+if TYPE_CHECKING:
+    from hotlap.engine.distributed import ProcessTeam
 
 
 @dataclass
@@ -74,7 +80,9 @@ def set_switches(config: TrainConfig) -> None:
     torch.use_deterministic_algorithms(config.deterministic, warn_only=False)
 
 
-def build(workload: Workload, config: TrainConfig, device: torch.device, *, team: Team | None, say: Say) -> Parts:
+def build(
+    workload: Workload, config: TrainConfig, device: torch.device, *, team: ProcessTeam | None, say: Say
+) -> Parts:
     """The parts, the same on every process of the team."""
     set_switches(config)
     seed_everything(config.seed)
@@ -90,7 +98,8 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
     ema = None
     if config.ema is not None:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
-    step = ExactStep(
+    make: Any = ExactStep if team is None else partial(TeamStep, team=team, probation=config.probation)
+    step = make(
         model,
         optimizer,
         workload.loss,
@@ -101,9 +110,12 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
         separable=workload.loss_is_separable,
         recompute=config.recompute,
         regrow_after=config.regrow_after,
-        team=team,
         say=say,
     )
+    if team is not None and team.rank > 0 and device.type == "cuda":
+        # What a model draws on its card is not tied to samples: processes must not draw the same. The host's generator
+        # stays the same everywhere, since the keys of tied dropout come from it.
+        torch.cuda.manual_seed(derived_seed("process", config.seed, team.rank))
     return Parts(
         workload=workload,
         device=device,
@@ -119,7 +131,7 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
 
 
 def _loaders(
-    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: Team | None
+    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: ProcessTeam | None
 ) -> tuple[TrainLoader, TrainLoader | None]:
     data = workload.train_data()
     if data is None:
