@@ -62,7 +62,8 @@ def _child(body, arguments, rank, size, port, write):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-    from hotlap.engine.distributed import ProcessTeam, find_place
+    from hotlap.engine.distributed import ProcessTeam
+    from hotlap.engine.place import find_place
 
     try:
         place = find_place()

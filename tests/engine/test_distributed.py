@@ -3,71 +3,33 @@
 from __future__ import annotations
 
 import os
+import signal
+from functools import partial
 
 import pytest
 import torch
 from forked_team import in_team
-from torch import nn
+from masked_rows import Masked, RunsOut, is_second
 
+from hotlap.base.errors import LoaderDied
 from hotlap.engine.config import TrainConfig
+from hotlap.engine.distributed import TeamLost
 from hotlap.engine.loop import Trainer
-from hotlap.workload import Workload
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 """Sums of a few terms in float64, taken in another order, over some 20 steps."""
 
 
-class Sums(torch.utils.data.Dataset):
-    """Rows to be added up, of unequal numbers of targets; 22 of them, so that the last batch of 7 has one."""
-
-    def __len__(self):
-        return 22
-
-    def __getitem__(self, index):
-        random = torch.Generator().manual_seed(index)
-        x = torch.randn(6, generator=random, dtype=torch.float64)
-        asked = torch.arange(4) <= index % 4
-        return x, torch.stack([x.sum(), x.prod(), x.max(), x.min()]), asked
-
-
-class Masked(Workload):
-    """A small model with dropout and a loss over as many targets as each row asks for, in float64."""
-
-    name = "masked"
-    default_batch = 7
-
-    def __init__(self, trouble=None):
-        self.trouble = trouble
-
-    def build_model(self):
-        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4)).double()
-        model.register_module("spare", nn.Linear(2, 2).double())
-        model.forward = lambda x: nn.Sequential.forward(model[:4], x)
-        return model
-
-    def train_data(self):
-        return Sums()
-
-    def optimizer(self, model, *, fused=None):
-        return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    def loss(self, model, batch):
-        x, want, asked = batch
-        out = model(x)
-        if self.trouble is not None:
-            out = self.trouble(out)
-        return ((out - want).square() * asked).sum(), asked.sum()
-
-
 def settings(**changes):
     return TrainConfig(**{"target": "masked", "epochs": 4, "log_every": 1, "probation": 3, "device": "cpu", **changes})
 
 
-def train(team, folder, config, trouble=None, resume=False):
+def train(team, folder, config, trouble=None, *, resume=False, deadly_sample=None, stop_after=1000):
     """Weights, losses and outcome of a training of one process or of one of a team's."""
-    trainer = Trainer(Masked(trouble), config, folder, CPU, team=team)
     seen = []
+    stop = lambda: len(seen) >= stop_after and (team is None or is_second())  # noqa: E731
+    trainer = Trainer(Masked(trouble, deadly_sample), config, folder, CPU, team=team, should_stop=stop)
     step = trainer.parts.step
 
     def spied(batch, **place):
@@ -115,3 +77,58 @@ def test_two_processes_equal_one(tmp_path, alone, probation):
         assert_same_training(got, alone)
     torch.testing.assert_close(both[0][0], both[1][0], rtol=0, atol=0)
     assert any(overlapped for *_, overlapped in both[0][1]) == (probation < 1000)
+
+
+@pytest.mark.parametrize(
+    ("where", "probation", "at_call"),
+    [("forward", 1000, 1), ("forward", 1000, 6), ("backward", 1000, 6), ("forward", 2, 6)],
+    ids=["forward-first-step", "forward", "backward", "forward-overlapping"],
+)
+def test_one_process_out_of_memory_makes_all_split_and_replay(tmp_path, alone, where, probation, at_call):
+    both = in_team(train, tmp_path, settings(probation=probation), RunsOut(where, at_call=at_call, fits=2))
+    for got in both:
+        assert_same_training(got, alone)
+        assert [splits for _, splits, _ in got[1]].count(1) == 1
+        assert got[2].num_splits == 1 and got[2].micro == 2
+
+
+def test_out_of_memory_while_gradients_are_shared_asks_for_a_new_start(tmp_path):
+    trouble = RunsOut("backward", at_call=8, fits=2)
+    first, second = in_team(train, tmp_path, settings(probation=2), trouble)
+    assert "SplitWanted: memory ran out while gradients were being shared" in str(second)
+    assert "with micro-batches of 2" in str(second)
+    assert "process 0 of 2 cannot share gradients" in str(first)
+
+
+def test_nothing_fits_is_told_by_all_after_a_checkpoint(tmp_path):
+    both = in_team(train, tmp_path, settings(), RunsOut("forward", at_call=4, fits=0))
+    for error in both:
+        assert "with 1 sample at a time" in str(error) and "The checkpoint of step 3 is saved" in str(error)
+    assert [path.name.split("-")[1] for path in (tmp_path / "checkpoints").glob("step-*.pt")] == ["00000003"]
+
+
+def test_a_killed_loader_worker_ends_both_processes_with_its_cause(tmp_path):
+    body = partial(train, deadly_sample=5)
+    first, second = in_team(body, tmp_path, settings(workers=1))
+    assert isinstance(second, LoaderDied) and "SIGKILL" in str(second)
+    assert isinstance(first, TeamLost) and "process 0 of 2 cannot vote" in str(first)
+
+
+def test_a_killed_process_ends_the_other(tmp_path):
+    first, second = in_team(train, tmp_path, settings(), die)
+    assert second == -signal.SIGKILL
+    assert isinstance(first, TeamLost) and "Another process ended or hangs" in str(first)
+
+
+def die(out):
+    if is_second():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return out
+
+
+def test_a_training_goes_on_in_another_number_of_processes(tmp_path, alone):
+    assert train(None, tmp_path, settings(), stop_after=5)[2].step == 5
+    for got in in_team(partial(train, resume=True, stop_after=6), tmp_path, settings()):
+        assert got[2].status == "interrupted" and got[2].step == 12, "told in one process, agreed on in the next step"
+    got = train(None, tmp_path, settings(), resume=True)
+    torch.testing.assert_close(got[0], alone[0], **CLOSE)

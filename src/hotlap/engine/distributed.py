@@ -7,21 +7,22 @@ while one of the processes is short of its memory.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
-from hotlap.base.errors import DeviceUnavailable, EnvironmentUnusable, UsageError, WorkerDied
+from hotlap.base.errors import DeviceUnavailable, UsageError, WorkerDied
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.config import TrainConfig
+from hotlap.engine.meet import meet
 from hotlap.engine.parts import pick_device
+from hotlap.engine.place import Place, find_place
 from hotlap.engine.sums import first_line
 
 BUCKET_BYTES = 25 * 2**20
@@ -30,24 +31,10 @@ PATIENCE = timedelta(days=7)
 """How long objects are waited for: the first process may evaluate or save as long as it takes. Should it die instead,
 its connections close, which ends the wait at once."""
 _CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TeamLost(WorkerDied):
     """Another process of the team is gone or does not answer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """This process's place among those that torchrun started."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    run_id: str = ""
-    """The same for all processes of one torchrun, and for those that it starts again; "none" where nobody chose one."""
-    num_restarts: int = 0
 
 
 class Vote(NamedTuple):
@@ -56,27 +43,6 @@ class Vote(NamedTuple):
     failed: bool
     empty: bool
     stop: bool
-
-
-def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """The place that torchrun's variables give this process; None outside of torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in environ and int(environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    missing = [name for name in VARIABLES if name not in environ]
-    if missing:
-        raise EnvironmentUnusable(
-            f"{', '.join(missing)} not set, although WORLD_SIZE = {environ.get('WORLD_SIZE')}",
-            expected=f"all of {', '.join(VARIABLES)}, as torchrun sets them",
-            remedy="Start through torchrun or with --nproc, or unset WORLD_SIZE to train in one process",
-        )
-    return Place(
-        rank=int(environ["RANK"]),
-        size=int(environ["WORLD_SIZE"]),
-        local_rank=int(environ["LOCAL_RANK"]),
-        local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
-        num_restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-    )
 
 
 def check_devices(device: str, nproc: int) -> None:
@@ -117,8 +83,11 @@ class ProcessTeam:
         timeout = timedelta(seconds=timeout_s)
         on_card = device.type == "cuda"
         with self._together("join"):
+            store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
+            word = meet(store, place.rank, place.size, timeout_s=timeout_s)
             dist.init_process_group(
                 "nccl" if on_card else "gloo",
+                store=dist.PrefixStore(word, store),  # type: ignore[attr-defined]
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timeout,

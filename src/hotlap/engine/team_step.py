@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from hotlap.workload import Batch
 if TYPE_CHECKING:
     from hotlap.engine.distributed import ProcessTeam
 
+_NEWER = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_LEAVES_BUFFERS_ALONE: dict[str, Any] = {"forward_sync_buffers" if _NEWER else "broadcast_buffers": False}
 EXIT_RESTART = 75
 """How a process leaves that wants all of them to be started again; the system's "try again later"."""
 
@@ -121,8 +124,8 @@ class TeamStep(ExactStep):
             # processes with different gradients and no error.
             self._overlapping = DistributedDataParallel(
                 _LossModule(self.model, self._loss_of),
-                broadcast_buffers=False,
                 init_sync=False,
+                **_LEAVES_BUFFERS_ALONE,
                 find_unused_parameters=True,
                 gradient_as_bucket_view=True,
             )
