@@ -10,8 +10,11 @@ import pytest
 import torch
 from forked_team import in_team
 from masked_rows import Masked, RunsOut, is_second
+from torch import nn
 
-from hotlap.base.errors import LoaderDied
+from hotlap.base.errors import ConfigError, LoaderDied
+from hotlap.engine import distributed
+from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.distributed import TeamLost
 from hotlap.engine.loop import Trainer
@@ -132,3 +135,82 @@ def test_a_training_goes_on_in_another_number_of_processes(tmp_path, alone):
         assert got[2].status == "interrupted" and got[2].step == 12, "told in one process, agreed on in the next step"
     got = train(None, tmp_path, settings(), resume=True)
     torch.testing.assert_close(got[0], alone[0], **CLOSE)
+
+
+def whole_weights(team, folder, config, *arguments, **more):
+    """As ``train``, with the weights as the last checkpoint holds them: put together, where they were sharded."""
+    _, seen, outcome = train(team, folder, config, *arguments, **more)
+    return CheckpointStore(folder / "checkpoints").load("latest").state["model"], seen, outcome
+
+
+@pytest.mark.parametrize(("micro", "recompute"), [(None, "off"), (2, "on")])
+def test_sharded_equals_one_process(tmp_path, alone, micro, recompute):
+    config = settings(fsdp=True, micro=micro, recompute=recompute, clip_norm=1e9)
+    for got in in_team(whole_weights, tmp_path, config):
+        assert_same_training(got, alone)
+
+
+def test_sharded_and_whole_go_on_from_one_another(tmp_path, alone):
+    assert train(None, tmp_path, settings(), stop_after=5)[2].step == 5
+    sharded = settings(fsdp=True)
+    for got in in_team(partial(train, resume=True, stop_after=5), tmp_path, sharded):
+        assert got[2].step == 11
+    got = train(None, tmp_path, settings(), resume=True)
+    torch.testing.assert_close(got[0], alone[0], **CLOSE)
+
+
+@pytest.mark.parametrize(("fits", "words"), [(2, "with micro-batches of 2"), (0, "with 1 sample at a time")])
+def test_sharded_and_out_of_memory_asks_for_a_new_start_or_gives_up(tmp_path, fits, words):
+    config = settings(fsdp=True, micro=None if fits else 1, recompute="off")
+    first, second = in_team(train, tmp_path, config, RunsOut("forward", at_call=3, fits=fits))
+    assert words in str(second)
+    assert isinstance(first, TeamLost) and "process 0 of 2 cannot" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"ema": 0.9}, "ema = 0.9 with fsdp = True"),
+        ({"channels_last": True}, "channels_last = True with fsdp = True"),
+        ({"precision": "16-mixed"}, "precision = '16-mixed' with fsdp = True"),
+        ({"timeout_s": 0.0}, "timeout_s = 0.0"),
+        ({"probation": -1}, "probation = -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        settings(fsdp=True, **setting)
+
+
+def test_gradients_are_added_up_in_pieces(monkeypatch):
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 64)
+    for sums in in_team(add_up_odd_gradients):
+        for got, want in zip(sums, [3.0, 3.0, 2.0, None, 3.0], strict=True):
+            assert got is None if want is None else bool((got == want).all())
+
+
+def add_up_odd_gradients(team):
+    """Larger than a piece, not contiguous, on one process only, on none, and of another type."""
+    shapes = [(40,), (2, 3, 4), (3,), (2,), (5,)]
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    parameters[4].data = parameters[4].data.double()
+    team.reserve(parameters)
+    mine = team.rank + 1.0
+    for number in (0, 4):
+        parameters[number].grad = torch.full_like(parameters[number], mine)
+    parameters[1].grad = torch.full((4, 3, 2), mine).permute(2, 1, 0)
+    if team.rank == 1:
+        parameters[2].grad = torch.full((3,), mine)
+    team.sum_gradients(parameters)
+    return [p.grad for p in parameters]
+
+
+def test_sparse_gradients_are_refused_by_shape():
+    for error in in_team(add_up_sparse):
+        assert "a gradient of shape [4, 2] is sparse" in str(error)
+
+
+def add_up_sparse(team):
+    layer = nn.Embedding(4, 2, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    team.sum_gradients(list(layer.parameters()))

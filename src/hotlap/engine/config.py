@@ -126,6 +126,11 @@ class TrainConfig:
             raise ConfigError(f"ema = {self.ema}", expected="a decay between 0 and 1, such as 0.999")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ConfigError(f"clip_norm = {self.clip_norm}", expected="a positive length")
+        for name, plain in (("ema", None), ("channels_last", False)):
+            if self.fsdp and getattr(self, name) != plain:
+                raise ConfigError(f"{name} = {getattr(self, name)} with fsdp = True", expected="one of the two")
+        if self.fsdp and self.precision == "16-mixed":
+            raise ConfigError("precision = '16-mixed' with fsdp = True", expected="bf16-mixed or 32-true")
         if self.timeout_s <= 0:
             raise ConfigError(f"timeout_s = {self.timeout_s}", expected="a positive number of seconds")
         if self.lr is not None and self.lr <= 0:

@@ -237,7 +237,7 @@ class Trainer:
         if parts.evaluation is None:
             return
         random = rng_state()
-        if self.leads:
+        if self.leads or parts.sharded:  # a sharded model runs on all processes or on none
             self._metrics = self._scores()
         if self.team is not None:
             self._metrics = self.team.same(self._metrics)
@@ -299,11 +299,12 @@ class Trainer:
             return
         random = [rng_state()] if self.team is None else self.team.gather(rng_state())
         self._collect_bad_samples()
+        weights = self.parts.weights(keep=self.leads)
         if self.leads:
             assert self.journal is not None
             self.journal.sync()
             higher = self.config.monitor != "loss"
-            self.store.save(self._state(random), step=self.progress.step, score=score, higher_is_better=higher)
+            self.store.save(self._state(random, weights), step=self.progress.step, score=score, higher_is_better=higher)
         if self.team is not None:
             self.team.same(None)  # saving may take longer than the next vote would wait
         self._saved_step, self._saved_at = self.progress.step, time.monotonic()
@@ -315,11 +316,10 @@ class Trainer:
             error.remedy += f". The checkpoint of step {self.progress.step} is saved"
             error.args = (error.paragraph(),)
 
-    def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
+    def _state(self, random: list[dict[str, Any]], weights: dict[str, Any]) -> dict[str, Any]:
         parts = self.parts
         return {
-            "model": parts.model.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
+            **weights,
             "schedule": parts.schedule.state_dict(),
             "scaler": parts.step.scaler.state_dict() if parts.step.scaler is not None else {},
             "ema": parts.ema.state_dict() if parts.ema is not None else {},
@@ -339,8 +339,7 @@ class Trainer:
                     f"{name} = {now}, but the run to resume has {name} = {state[name]}",
                     remedy=f"Leave --{name} as it was; a run with another one is a new run",
                 )
-        parts.model.load_state_dict(state["model"])
-        parts.optimizer.load_state_dict(state["optimizer"])
+        parts.load_weights(state)
         parts.schedule.load_state_dict(state["schedule"])
         if parts.step.scaler is not None and state["scaler"]:
             parts.step.scaler.load_state_dict(state["scaler"])

@@ -41,6 +41,26 @@ class Parts:
     loader: TrainLoader
     evaluation: TrainLoader | None
     num_steps: int
+    sharded: bool = False
+
+    def weights(self, *, keep: bool) -> dict[str, Any]:
+        """State of model and optimizer; of sharded ones put together, in which all processes take part."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if not self.sharded:
+            return state
+        from hotlap.engine.shard import whole
+
+        return whole(state, keep=keep)  # type: ignore[no-any-return]
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Puts back what ``weights`` gave, sharded or not."""
+        if self.sharded:
+            from hotlap.engine.shard import load_whole
+
+            load_whole(self.model, self.optimizer, state)
+        else:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
 
 
 class DrawnSamples(torch.utils.data.Dataset[Batch]):
@@ -86,8 +106,7 @@ def build(
     """The parts, the same on every process of the team."""
     set_switches(config)
     seed_everything(config.seed)
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
-    model = workload.build_model().to(device, **layout).train()
+    model = _placed(workload.build_model(), config, device, team)
     optimizer = workload.optimizer(model, fused=config.fused or None)
     for group in optimizer.param_groups if config.lr is not None else []:
         group["lr"] = config.lr
@@ -98,8 +117,7 @@ def build(
     ema = None
     if config.ema is not None:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
-    make: Any = ExactStep if team is None else partial(TeamStep, team=team, probation=config.probation)
-    step = make(
+    step = _step_kind(config, team)(
         model,
         optimizer,
         workload.loss,
@@ -127,7 +145,28 @@ def build(
         loader=loader,
         evaluation=evaluation,
         num_steps=num_steps,
+        sharded=config.fsdp,
     )
+
+
+def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: ProcessTeam | None) -> nn.Module:
+    if config.fsdp:
+        from hotlap.engine.shard import shard_model
+
+        assert team is not None
+        return shard_model(model, device, team).train()
+    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
+    return model.to(device, **layout).train()
+
+
+def _step_kind(config: TrainConfig, team: ProcessTeam | None) -> Any:
+    if team is None:
+        return ExactStep
+    if config.fsdp:
+        from hotlap.engine.shard import ShardedStep
+
+        return partial(ShardedStep, team=team)
+    return partial(TeamStep, team=team, probation=config.probation)
 
 
 def _loaders(

@@ -32,11 +32,12 @@ class SplitWanted(OutOfMemory):
 
     exit_code = EXIT_RESTART
 
-    def __init__(self, what: str, micro: int) -> None:
-        self.micro = micro
+    def __init__(self, what: str, micro: int, *, recompute: bool = False) -> None:
+        self.micro, self.recompute = micro, recompute
+        also = " and activation checkpointing" if recompute else ""
         super().__init__(
             f"memory ran out while gradients were being shared: {what}",
-            remedy=f"torchrun starts all processes again (--max-restarts), with micro-batches of {micro}",
+            remedy=f"torchrun starts all processes again (--max-restarts), with micro-batches of {micro}{also}",
         )
 
 
@@ -62,10 +63,13 @@ class TeamStep(ExactStep):
         **settings: Any,
     ) -> None:
         super().__init__(model, optimizer, loss, team=team, **settings)
-        team.reserve(self._parameters())
+        self._reserve()
         self._probation: float = probation
         self._num_voted = 0
         self._overlapping: DistributedDataParallel | None = None
+
+    def _reserve(self) -> None:
+        self.team.reserve(self._parameters())
 
     @property
     def overlaps(self) -> bool:
@@ -80,11 +84,11 @@ class TeamStep(ExactStep):
         self._unit = state.get("unit")
         self._begin_probation()
 
-    def split_to(self, micro: int) -> None:
+    def split_to(self, micro: int, *, recompute: bool = False) -> None:
         """Goes on with micro-batches of at most ``micro``, as one that asked for a new start wants it."""
-        self.micro = micro if self.micro is None else min(self.micro, micro)
-        self._quiet = 0
-        self._begin_probation()
+        now = self.state_dict()
+        now |= {"micro": min(now["micro"] or micro, micro), "quiet": 0}
+        self.load_state_dict({**now, "recomputing": recompute or self.recomputing})
 
     def _begin_probation(self) -> None:
         self._num_voted = 0

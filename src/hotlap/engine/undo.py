@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.device.memory import is_out_of_memory
+from hotlap.engine.sums import local_part
 
 
 class StepStart:
@@ -63,12 +64,12 @@ class Undo:
         self._optimizer = optimizer
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._known = set(optimizer.state)
-        self._targets: list[Tensor] = [p.data for p in parameters]
+        self._targets: list[Tensor] = [local_part(p.data) for p in parameters]
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         for state in optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor):
-                    self._targets.append(value)
+                    self._targets.append(local_part(value))
                 else:
                     self._values.append((state, name, copy.deepcopy(value)))
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

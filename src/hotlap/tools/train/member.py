@@ -181,12 +181,11 @@ class Member:
         since = checkpoint.step if checkpoint is not None else 0
         if "micro" not in request or request["step"] < since:
             return
-        if checkpoint is None:
-            trainer.parts.step.split_to(request["micro"])
-            return
-        split = checkpoint.state["split"]
-        split["micro"] = min(split["micro"] or request["micro"], request["micro"])
-        split["quiet"] = 0
+        if checkpoint is not None:
+            trainer.parts.step.load_state_dict(checkpoint.state["split"])
+        trainer.parts.step.split_to(request["micro"], recompute=request["recompute"])
+        if checkpoint is not None:
+            checkpoint.state["split"] = trainer.parts.step.state_dict()
 
 
 def read_request(folder: Path) -> dict[str, Any] | None:
@@ -204,7 +203,7 @@ def ask_for_less(folder: Path, step: int, workers: int, error: HotlapError) -> N
 
     wanted: dict[str, Any] = {}
     if isinstance(error, SplitWanted):
-        wanted = {"micro": error.micro}
+        wanted = {"micro": error.micro, "recompute": error.recompute}
     elif isinstance(error, LoaderDied):
         wanted = {"workers": workers // 2}
     if wanted:
