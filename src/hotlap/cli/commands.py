@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hotlap.base.errors import EXIT_OK, RecordError
+from hotlap.base.errors import EXIT_OK, HotlapError, RecordError
 from hotlap.base.events import Emit
 from hotlap.cli.options import Common, Request
 from hotlap.cli.show import COLOURS, ProgressDoor, make_console, show_record
@@ -79,11 +80,20 @@ def run_compare(request: Request) -> int:
 
 
 def run_train(request: Request) -> int:
-    from hotlap.tools.train import preview, train
+    from hotlap.engine.place import find_place
+    from hotlap.tools.train import exec_torchrun, preview, train, wants_torchrun
 
+    config = request.resolved.config
     if request.common.dry_run:
-        return _dry_run(request, preview(request.resolved.config))
-    return _run_tool(request, train)
+        return _dry_run(request, preview(config))
+    if wants_torchrun(config):
+        exec_torchrun(config, request.arguments)
+    place = find_place()
+    if place is None:
+        return _run_tool(request, train)
+    if place.rank == 0:
+        return _leave(lambda: _run_tool(request, train))
+    return _leave(lambda: _exit_code(train(config, sources=request.resolved.sources)))
 
 
 def run_report(request: Request) -> int:
@@ -157,6 +167,20 @@ def _list_runs(config: ListConfig, common: Common) -> int:
         table.add_row(Text(row["run"]), Text(row.get("kind", "")), status, Text(row["headline"]))
     make_console().print(table if rows else Text(f"No runs under {config.runs}."))
     return EXIT_OK
+
+
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """Ends one of several processes at once: libraries that wait for the others would wait for ever."""
+    from hotlap.cli.main import complain
+
+    try:
+        code = work()
+    except HotlapError as error:
+        complain(str(error))
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 Tool = Callable[..., RunRecord]

@@ -36,10 +36,10 @@ def run(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments[0], arguments[1:])
     except HotlapError as error:
-        _complain(str(error))
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted; 'hotlap list runs' shows what was saved until then")
+        complain("interrupted; 'hotlap list runs' shows what was saved until then")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away, as `| head` does
@@ -62,7 +62,7 @@ def _dispatch(name: str, arguments: list[str]) -> int:
     return code
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     sys.stderr.write(f"\033[31mhotlap:\033[0m {text}\n" if colour else f"hotlap: {text}\n")
 

@@ -36,6 +36,8 @@ class Request:
 
     resolved: Resolved[Any]
     common: Common
+    arguments: tuple[str, ...] = ()
+    """The words after the verb, for a process that is to do the same."""
 
 
 def load_config_class(path: str) -> type:
@@ -102,7 +104,7 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
         values[verb.positional] = given[verb.positional]
     layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
     layers += [file_layer(Path(file))] if file else []
-    return Request(resolve(cls, layers), common)
+    return Request(resolve(cls, layers), common, tuple(arguments))
 
 
 def _joined(value: Any) -> Any:

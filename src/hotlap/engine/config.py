@@ -91,6 +91,11 @@ class TrainConfig:
     """How often a run that was killed (a worker, or the process itself) is started again from its last checkpoint."""
     nproc: int = 1
     """Processes on this machine, one a GPU, started through torchrun."""
+    probation: int = 50
+    """With several processes: steps after a start or a new split in which all vote before they share gradients; later
+    ones share them during the backward pass, where only a new start helps against memory shortage."""
+    timeout_s: float = 600.0
+    """Seconds that processes wait for one another before they give up."""
     fsdp: bool = False
     """Shards weights, gradients and optimizer state over the processes, for models that do not fit."""
     name: str = ""
@@ -114,13 +119,20 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}", expected="at least 1, or none")
-        for name in ("warmup", "restarts", "eval_every", "prefetch"):
+        for name in ("warmup", "restarts", "eval_every", "prefetch", "probation"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected="0 or more")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError(f"ema = {self.ema}", expected="a decay between 0 and 1, such as 0.999")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ConfigError(f"clip_norm = {self.clip_norm}", expected="a positive length")
+        for name, plain in (("ema", None), ("channels_last", False)):
+            if self.fsdp and getattr(self, name) != plain:
+                raise ConfigError(f"{name} = {getattr(self, name)} with fsdp = True", expected="one of the two")
+        if self.fsdp and self.precision == "16-mixed":
+            raise ConfigError("precision = '16-mixed' with fsdp = True", expected="bf16-mixed or 32-true")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s = {self.timeout_s}", expected="a positive number of seconds")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr = {self.lr}", expected="a positive number")
         if self.schedule == "plateau" and self.eval_every == 0:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
 from hotlap.engine.recompute import find_blocks, recompute_blocks
 from hotlap.engine.split import micro_ranges, num_samples, take
+from hotlap.engine.sums import Sums, not_zero, scale_gradients
+from hotlap.engine.team import Team
 from hotlap.engine.trace import Place, Tracer, place_of
 from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
@@ -45,31 +47,6 @@ class StepResult:
     recovery_s: float = 0.0
     """From the first failure to the beginning of the attempt that went through."""
     grad_norm: Tensor | None = None
-
-
-class Team(Protocol):
-    """Processes that share each effective batch. Their CPU generators stand alike, so that they agree on dropout."""
-
-    rank: int
-    size: int
-
-    def any_failed(self, failed: bool) -> bool:
-        """Whether it is true of any process; every process gets the same answer."""
-
-    def same(self, value: Any) -> Any:
-        """The first process's value, everywhere."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in order; only the first process gets them, the others get an empty list."""
-
-    def smallest(self, value: int) -> int:
-        """The smallest of all processes' values."""
-
-    def total(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
-
-    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Adds up every gradient over all processes."""
 
 
 class ExactStep:
@@ -130,6 +107,7 @@ class ExactStep:
         self._start = StepStart(model, self.device)
         self._update = Update(optimizer, self.scaler, self.device, say)
         self._looks, self._draws = FIRST_STEPS, False
+        self._unit: float | None = None  # what a team divides by until the true count is known
         if recompute == "on":
             self._switch_recompute_on()
 
@@ -239,14 +217,16 @@ class ExactStep:
         done = {"loss": loss, "count": count, "grad_norm": norm}
         return done | {"micro": sums.largest, "num_micro": sums.num_micro}
 
-    def _backward(self, batch: Batch | None, total: int, first_sample: int) -> _Sums:
+    def _backward(self, batch: Batch | None, total: int, first_sample: int) -> Sums:
         """Gradients of the summed loss over a provisional count, with the sum and its true count."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.key is not None:
             self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
         random = RandomState(self.device) if self._looks else None
         ranges = micro_ranges(total, self._size(total)) if total else []
-        sums = _Sums(num_micro=len(ranges), largest=max((end - begin for begin, end in ranges), default=0))
+        sums = Sums(
+            num_micro=len(ranges), largest=max((end - begin for begin, end in ranges), default=0), divisor=self._unit
+        )
         for begin, end in ranges:
             if self.key is not None:
                 self.key.set_part(first_sample + begin, end - begin)
@@ -256,7 +236,7 @@ class ExactStep:
             if sums.divisor is None:
                 # The true count is known only after the last part. One of about its size, drawn from the first part,
                 # keeps half-precision gradients in range until then; with a single part it is the true one.
-                sums.divisor = _not_zero(num) * (total / (end - begin) if len(ranges) > 1 else 1)
+                sums.divisor = not_zero(num) * (total / (end - begin) if len(ranges) > 1 else 1)
             scaled = part / sums.divisor
             (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
             sums.add(part.detach(), num)
@@ -272,20 +252,20 @@ class ExactStep:
         if DRAWS in self.inexact():
             self._say(f"a split step would not be exact: {DRAWS}")
 
-    def _normalise(self, sums: _Sums) -> tuple[Tensor, Any]:
+    def _normalise(self, sums: Sums) -> tuple[Tensor, Any]:
         """Adds up over the team and divides once by the true count; the mean loss and that count."""
         if self.team is None and sums.num_micro == 1:  # as in a loop without any splitting, to the last bit
-            return sums.loss.to(sums.dtype) / _not_zero(sums.count), sums.count
+            return sums.loss.to(sums.dtype) / not_zero(sums.count), sums.count
         divisor = self._in_double(1 if sums.divisor is None else sums.divisor)
         total, count = self._in_double(sums.loss), self._in_double(sums.count)
         if self.team is None:
-            _scale_gradients(self._parameters(), divisor / _not_zero(count))
-            return (total / _not_zero(count)).to(sums.dtype), sums.count
-        _scale_gradients(self._parameters(), divisor)  # divisors differ between processes; each takes its own out
+            scale_gradients(self._parameters(), divisor / not_zero(count))
+            return (total / not_zero(count)).to(sums.dtype), sums.count
+        scale_gradients(self._parameters(), divisor)  # divisors differ between processes; each takes its own out
         total, count = self.team.total(torch.stack([total, count]))
         self.team.sum_gradients(self._parameters())
-        _scale_gradients(self._parameters(), 1 / _not_zero(count))
-        return total / _not_zero(count), count
+        scale_gradients(self._parameters(), 1 / not_zero(count))
+        return total / not_zero(count), count
 
     def _in_double(self, value: Tensor | float) -> Tensor:
         if isinstance(value, Tensor):
@@ -384,40 +364,5 @@ class _Trouble:
     place: Place | None
 
 
-@dataclass(kw_only=True)
-class _Sums:
-    """What the micro-batches of a step add up to."""
-
-    num_micro: int
-    largest: int
-    loss: Any = 0.0
-    """In float64: the mean of many parts is as good as that of one."""
-    dtype: torch.dtype = torch.float32
-    """Of the loss function's own sums."""
-    count: Any = 0
-    divisor: Any = None
-
-    def add(self, loss: Tensor, count: Tensor | int) -> None:
-        self.loss, self.count = self.loss + loss.double(), self.count + count
-        self.dtype = loss.dtype
-
-
 def _samples(num: int) -> str:
     return f"{num} sample{'s' if num != 1 else ''}"
-
-
-def _not_zero(count: Any) -> Any:
-    """A count to divide by: a batch whose every target is masked gives gradient zero, not NaN."""
-    return torch.where(count == 0, 1, count) if isinstance(count, Tensor) else count or 1
-
-
-@torch.no_grad()
-def _scale_gradients(parameters: list[nn.Parameter], factor: Tensor) -> None:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    for dtype in dict.fromkeys(g.dtype for g in gradients):
-        same = [g for g in gradients if g.dtype == dtype]
-        if dtype.itemsize >= 4:
-            torch._foreach_mul_(same, factor.to(dtype))
-            continue
-        for gradient in same:  # a factor of that precision would be wrong in its third digit
-            gradient.copy_(gradient.float() * factor.float())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset
@@ -20,13 +20,16 @@ from hotlap.device.nvml import Nvml
 from hotlap.device.seed import rng_state, set_rng_state
 from hotlap.engine.checkpoint import Checkpoint, CheckpointStore
 from hotlap.engine.config import CHECKPOINTS, TrainConfig
-from hotlap.engine.exact import StepResult, Team
 from hotlap.engine.journal import Journal
 from hotlap.engine.loader import Loaded
 from hotlap.engine.parts import Parts, build
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.engine.split import to_device
+from hotlap.engine.window import Window
 from hotlap.workload import Workload
+
+if TYPE_CHECKING:
+    from hotlap.engine.distributed import ProcessTeam
 
 BAD_SAMPLES = "bad_samples.txt"
 
@@ -84,7 +87,7 @@ class Trainer:
         folder: Path,
         device: torch.device,
         *,
-        team: Team | None = None,
+        team: ProcessTeam | None = None,
         emit: Emit = events.ignore,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -97,7 +100,7 @@ class Trainer:
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=config.keep, warn=self._warn)
         self.journal: Journal | None = None
         self._metrics: dict[str, float] = {}
-        self._window = _Window()
+        self._window = Window(1 if team is None else team.size)
         self._saved_step, self._saved_at = -1, time.monotonic()
         self._nvml = Nvml() if device.type == "cuda" and self.leads else None
         for finding in self.parts.step.inexact():
@@ -163,7 +166,7 @@ class Trainer:
 
     def _told_to_stop(self) -> bool:
         stop = self._should_stop()
-        return self.team.any_failed(stop) if self.team is not None else stop
+        return self.team.any_stops(stop) if self.team is not None else stop
 
     def _one(self, loaded: Loaded) -> None:
         parts = self.parts
@@ -234,7 +237,7 @@ class Trainer:
         if parts.evaluation is None:
             return
         random = rng_state()
-        if self.leads:
+        if self.leads or parts.sharded:  # a sharded model runs on all processes or on none
             self._metrics = self._scores()
         if self.team is not None:
             self._metrics = self.team.same(self._metrics)
@@ -295,25 +298,28 @@ class Trainer:
         if self.progress.step == self._saved_step and score is None:
             return
         random = [rng_state()] if self.team is None else self.team.gather(rng_state())
+        self._collect_bad_samples()
+        weights = self.parts.weights(keep=self.leads)
         if self.leads:
             assert self.journal is not None
             self.journal.sync()
             higher = self.config.monitor != "loss"
-            self.store.save(self._state(random), step=self.progress.step, score=score, higher_is_better=higher)
+            self.store.save(self._state(random, weights), step=self.progress.step, score=score, higher_is_better=higher)
+        if self.team is not None:
+            self.team.same(None)  # saving may take longer than the next vote would wait
         self._saved_step, self._saved_at = self.progress.step, time.monotonic()
 
     def _save_after(self, error: OutOfMemory) -> None:
         """A step that never fitted leaves everything as it was before it: worth a checkpoint before leaving."""
-        if type(error) is OutOfMemory and self.team is None and self.journal is not None:
+        if type(error) is OutOfMemory:
             self._save()
             error.remedy += f". The checkpoint of step {self.progress.step} is saved"
             error.args = (error.paragraph(),)
 
-    def _state(self, random: list[dict[str, Any]]) -> dict[str, Any]:
+    def _state(self, random: list[dict[str, Any]], weights: dict[str, Any]) -> dict[str, Any]:
         parts = self.parts
         return {
-            "model": parts.model.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
+            **weights,
             "schedule": parts.schedule.state_dict(),
             "scaler": parts.step.scaler.state_dict() if parts.step.scaler is not None else {},
             "ema": parts.ema.state_dict() if parts.ema is not None else {},
@@ -333,8 +339,7 @@ class Trainer:
                     f"{name} = {now}, but the run to resume has {name} = {state[name]}",
                     remedy=f"Leave --{name} as it was; a run with another one is a new run",
                 )
-        parts.model.load_state_dict(state["model"])
-        parts.optimizer.load_state_dict(state["optimizer"])
+        parts.load_weights(state)
         parts.schedule.load_state_dict(state["schedule"])
         if parts.step.scaler is not None and state["scaler"]:
             parts.step.scaler.load_state_dict(state["scaler"])
@@ -345,8 +350,8 @@ class Trainer:
         self._window.load_state_dict(state["window"])
         self._saved_step = checkpoint.step
         rank = self.team.rank if self.team is not None else 0
-        if rank < len(state["random"]):
-            set_rng_state(state["random"][rank], all_devices=False)
+        # A process that was not there takes up the first one's numbers: the steps' keys come from them.
+        set_rng_state(state["random"][rank if rank < len(state["random"]) else 0], all_devices=False)
         self._emit(events.note(f"goes on from step {checkpoint.step} ({checkpoint.path.name})"))
 
     def _list_bad_samples(self, loaded: Loaded) -> None:
@@ -354,7 +359,19 @@ class Trainer:
             self._warn(f"a bad sample was left out: {bad}")
         self._write_bad_samples()
 
+    def _collect_bad_samples(self) -> None:
+        """The leader's list gets those that other processes met since the last checkpoint."""
+        if self.team is None:
+            return
+        before = len(self.parts.loader.bad_samples)
+        for theirs in self.team.gather(self.parts.loader.bad_samples):
+            self.parts.loader.bad_samples.update(theirs)
+        if len(self.parts.loader.bad_samples) > before:
+            self._write_bad_samples()
+
     def _write_bad_samples(self) -> None:
+        if not self.leads:
+            return
         found = {**self.parts.loader.bad_samples}
         if self.parts.evaluation is not None:
             found |= self.parts.evaluation.bad_samples
@@ -391,49 +408,3 @@ class Trainer:
             peak_bytes=torch.cuda.max_memory_allocated(parts.device) if on_card else None,
             warnings=tuple(self.warnings),
         )
-
-
-class _Window:
-    """Steps since the last row of metrics."""
-
-    def __init__(self) -> None:
-        self.rate = 0.0
-        self._rates: list[float] = []
-        self.clear()
-
-    def clear(self) -> None:
-        self._losses: list[torch.Tensor] = []
-        self._norm: torch.Tensor | None = None
-        self._num_samples, self._micro, self._num_steps = 0, 0, 0
-        self._began = time.perf_counter()
-
-    def add(self, result: StepResult) -> None:
-        self._losses.append(result.loss)
-        self._norm, self._micro = result.grad_norm, result.micro
-        self._num_samples += result.num_samples
-        self._num_steps += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """The losses of a row that is not written yet; a resumed run writes the same row."""
-        return {"losses": [float(loss) for loss in self._losses], "micro": self._micro}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._losses = [torch.tensor(loss) for loss in state["losses"]]
-        self._micro = state["micro"]
-
-    def values(self) -> dict[str, float] | None:
-        """What happened in the window; None when nothing did. Waits for the device."""
-        if not self._losses:
-            return None
-        losses = [loss.double().cpu() for loss in self._losses]
-        found = {"loss": float(torch.stack(losses).mean()), "micro": float(self._micro)}
-        if self._norm is not None:
-            found["grad_norm"] = float(self._norm)
-        seconds = time.perf_counter() - self._began
-        self._rates.append(self._num_samples / seconds)
-        seconds_a_step = seconds / max(1, self._num_steps)
-        return {**found, "samples_per_s": self._rates[-1], "seconds_a_step": seconds_a_step}
-
-    def mean_rate(self) -> float | None:
-        """Samples a second in the middle window: start-up, evaluations and checkpoints hardly show."""
-        return sorted(self._rates)[len(self._rates) // 2] if self._rates else None

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotlap.base.errors import DeviceUnavailable, UsageError
+from hotlap.device.host_random import derived_seed
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.engine.config import TrainConfig
-from hotlap.engine.exact import ExactStep, Say, Team
+from hotlap.engine.exact import ExactStep, Say
 from hotlap.engine.loader import LoaderSettings, TrainLoader
 from hotlap.engine.schedule import Schedule
+from hotlap.engine.team_step import TeamStep
 from hotlap.measure.session import map_tensors
 from hotlap.workload import Batch, Workload
+
+if TYPE_CHECKING:
+    from hotlap.engine.distributed import ProcessTeam
 
 
 @dataclass
@@ -35,6 +41,26 @@ class Parts:
     loader: TrainLoader
     evaluation: TrainLoader | None
     num_steps: int
+    sharded: bool = False
+
+    def weights(self, *, keep: bool) -> dict[str, Any]:
+        """State of model and optimizer; of sharded ones put together, in which all processes take part."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if not self.sharded:
+            return state
+        from hotlap.engine.shard import whole
+
+        return whole(state, keep=keep)  # type: ignore[no-any-return]
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Puts back what ``weights`` gave, sharded or not."""
+        if self.sharded:
+            from hotlap.engine.shard import load_whole
+
+            load_whole(self.model, self.optimizer, state)
+        else:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
 
 
 class DrawnSamples(torch.utils.data.Dataset[Batch]):
@@ -74,12 +100,13 @@ def set_switches(config: TrainConfig) -> None:
     torch.use_deterministic_algorithms(config.deterministic, warn_only=False)
 
 
-def build(workload: Workload, config: TrainConfig, device: torch.device, *, team: Team | None, say: Say) -> Parts:
+def build(
+    workload: Workload, config: TrainConfig, device: torch.device, *, team: ProcessTeam | None, say: Say
+) -> Parts:
     """The parts, the same on every process of the team."""
     set_switches(config)
     seed_everything(config.seed)
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
-    model = workload.build_model().to(device, **layout).train()
+    model = _placed(workload.build_model(), config, device, team)
     optimizer = workload.optimizer(model, fused=config.fused or None)
     for group in optimizer.param_groups if config.lr is not None else []:
         group["lr"] = config.lr
@@ -90,7 +117,7 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
     ema = None
     if config.ema is not None:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
-    step = ExactStep(
+    step = _step_kind(config, team)(
         model,
         optimizer,
         workload.loss,
@@ -101,9 +128,12 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
         separable=workload.loss_is_separable,
         recompute=config.recompute,
         regrow_after=config.regrow_after,
-        team=team,
         say=say,
     )
+    if team is not None and team.rank > 0 and device.type == "cuda":
+        # What a model draws on its card is not tied to samples: processes must not draw the same. The host's generator
+        # stays the same everywhere, since the keys of tied dropout come from it.
+        torch.cuda.manual_seed(derived_seed("process", config.seed, team.rank))
     return Parts(
         workload=workload,
         device=device,
@@ -115,11 +145,32 @@ def build(workload: Workload, config: TrainConfig, device: torch.device, *, team
         loader=loader,
         evaluation=evaluation,
         num_steps=num_steps,
+        sharded=config.fsdp,
     )
 
 
+def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: ProcessTeam | None) -> nn.Module:
+    if config.fsdp:
+        from hotlap.engine.shard import shard_model
+
+        assert team is not None
+        return shard_model(model, device, team).train()
+    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
+    return model.to(device, **layout).train()
+
+
+def _step_kind(config: TrainConfig, team: ProcessTeam | None) -> Any:
+    if team is None:
+        return ExactStep
+    if config.fsdp:
+        from hotlap.engine.shard import ShardedStep
+
+        return partial(ShardedStep, team=team)
+    return partial(TeamStep, team=team, probation=config.probation)
+
+
 def _loaders(
-    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: Team | None
+    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: ProcessTeam | None
 ) -> tuple[TrainLoader, TrainLoader | None]:
     data = workload.train_data()
     if data is None:

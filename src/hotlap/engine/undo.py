@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.device.memory import is_out_of_memory
+from hotlap.engine.sums import local_part
 
 
 class RandomState:
@@ -103,7 +104,8 @@ class Undo:
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         self._values = [(place, k, copy.deepcopy(v)) for place, k, v in self._written() if not isinstance(v, Tensor)]
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._targets = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
+        written = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
+        self._targets = [local_part(tensor) for tensor in written]
         self._copies = _copied(self._targets, on_host)
 
     def _written(self) -> list[tuple[dict[str, Any], str, Any]]:

@@ -11,10 +11,13 @@ from hotlap.base.errors import ConfigError, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count, format_rate, format_s
 from hotlap.engine.config import TrainConfig, find_run
+from hotlap.engine.place import find_place
 from hotlap.engine.supervise import supervise
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.tools.train.launch import refuse_fsdp_alone, run_torchrun
+from hotlap.tools.train.member import train_in_team
 
 EXIT_INTERRUPTED = 130
 
@@ -23,6 +26,12 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     """Trains a target; the record's folder holds checkpoints, metrics and what happened on the way."""
     if not config.target:
         raise ConfigError("no target was given", remedy="Name one, as in 'hotlap train unet', or give --resume")
+    refuse_fsdp_alone(config)
+    place = find_place()
+    if place is not None:
+        return train_in_team(config, emit, sources or {}, place, _end)
+    if config.nproc > 1:
+        return run_torchrun(config, emit)
     name = config.name or config.target.rpartition(":")[2]
     folder = find_run(config.resume, config.runs) if config.resume else run_folder(config.runs, name)
     which = config.resume if Path(config.resume).is_file() else ("latest" if config.resume else "")
@@ -37,10 +46,19 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         raise
     finally:
         emit(events.finish("train"))
-    outcome = done.outcome
-    extra = {"outcome": outcome, "restarts": done.restarts, "workers": done.config.workers}
-    notes = [*outcome["warnings"], *(f"Started again: {why}." for why in done.restarts)]
-    return _close(record, folder, outcome["status"], notes=notes, extra=extra, verdict=_verdict(outcome))
+    return _end(record, folder, done.outcome, done.restarts, workers=done.config.workers)
+
+
+def _end(
+    record: RunRecord, folder: Path, came: dict[str, Any] | HotlapError, restarts: list[str], **extra: Any
+) -> RunRecord:
+    """The record of a training that is over: what came of it is an outcome or an error."""
+    notes = [f"Started again: {why}." for why in restarts]
+    if isinstance(came, HotlapError):
+        return _close(record, folder, "failed", notes=[str(came), *notes])
+    extra = {"outcome": came, "restarts": restarts, **extra}
+    notes = [*came["warnings"], *notes]
+    return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came))
 
 
 def _close(record: RunRecord, folder: Path, status: str, **changes: Any) -> RunRecord:
