@@ -154,7 +154,7 @@ def test_every_operation_of_a_step_may_fail():
     [batch] = batches(1, size=4)
     reached = Counter()
     parts = (
-        "StepStart.remember", "masked_loss", "Tensor.backward", "ExactStep._normalise", "_scale_gradients",
+        "StepStart.remember", "masked_loss", "Tensor.backward", "ExactStep._normalise", "scale_gradients",
         "clip_grad_norm_", "Undo.__init__", "Optimizer.profile_hook_step.<locals>.wrapper",
     )  # fmt: skip
 

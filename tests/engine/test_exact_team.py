@@ -99,6 +99,6 @@ def test_a_try_of_a_larger_split_is_made_and_given_up_by_all():
 
 
 def test_memory_that_runs_out_after_gradients_were_shared_is_a_lost_step():
-    memories = {rank: FailingOperations(inside="_scale_gradients", num_times=9) for rank in (0, 1)}
+    memories = {rank: FailingOperations(inside="scale_gradients", num_times=9) for rank in (0, 1)}
     with pytest.raises(StepLost, match="after the processes had shared gradients"):
         train_together(((0, 7), (7, 12)), memories=memories)
