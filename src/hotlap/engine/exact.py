@@ -310,6 +310,7 @@ class ExactStep:
                 self._say("out of memory in the optimizer step; parameters are now updated one by one")
                 for group in self.optimizer.param_groups:
                     group.update({name: False for name in ("foreach", "fused") if name in group})
+        self._start.restore(self.scaler)  # the forward pass has moved running statistics
         raise OutOfMemory(
             f"memory ran out in the optimizer step of {type(self.optimizer).__name__}: {what}",
             remedy="What would help: an optimizer with less state (SGD), --fsdp over several devices, a smaller model",
