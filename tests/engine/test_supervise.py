@@ -42,7 +42,6 @@ def assert_same_training(one: Path, other: Path) -> None:
     assert differences(*states) == []
 
 
-@pytest.mark.usefixtures("no_hang")
 def test_a_training_killed_for_memory_goes_on_from_its_last_checkpoint(tmp_path, undisturbed):
     (folder := tmp_path / "run").mkdir()
     heard = []
@@ -53,7 +52,6 @@ def test_a_training_killed_for_memory_goes_on_from_its_last_checkpoint(tmp_path,
     assert_same_training(folder, undisturbed)
 
 
-@pytest.mark.usefixtures("no_hang")
 def test_a_killed_worker_of_the_loader_means_fewer_workers(tmp_path, undisturbed):
     (folder := tmp_path / "run").mkdir()
     heard = []
@@ -65,7 +63,6 @@ def test_a_killed_worker_of_the_loader_means_fewer_workers(tmp_path, undisturbed
     assert_same_training(folder, undisturbed)
 
 
-@pytest.mark.usefixtures("no_hang")
 def test_what_the_target_raises_passes_through_with_its_line(tmp_path):
     with pytest.raises(TargetError) as caught:
         supervise(config("raises"), tmp_path, "", lambda event: None)
@@ -76,7 +73,6 @@ def test_what_the_target_raises_passes_through_with_its_line(tmp_path):
     assert "Traceback" in (tmp_path / "output.txt").read_text()
 
 
-@pytest.mark.usefixtures("no_hang")
 def test_memory_that_never_suffices_ends_with_layer_shape_and_checkpoint(tmp_path):
     heard = []
     with pytest.raises(OutOfMemory, match=r"layer '1' \(Greedy\) on \[1, 16\] with 1 sample at a time") as caught:

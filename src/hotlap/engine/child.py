@@ -57,7 +57,9 @@ def _keep_from_workers(channel: IO[str]) -> None:
 
 
 def _stop_with_parent(stop: threading.Event) -> None:
-    sys.stdin.read()
+    # Not sys.stdin.read: it holds a lock that a forked worker, which closes its stdin, would wait for without end.
+    while os.read(0, 4096):
+        pass
     stop.set()
 
 
