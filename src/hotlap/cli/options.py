@@ -84,7 +84,9 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
     elif typing.get_origin(kind) is tuple:
         parser.add_argument(flag, dest=field.name, action="append", metavar="A,B", help=doc)
     else:
-        parser.add_argument(flag, dest=field.name, metavar=field.name.rpartition("_")[2].upper(), help=doc)
+        # A field's metadata may say what its flag means when no value follows it.
+        bare = {"nargs": "?", "const": field.metadata["bare"]} if "bare" in field.metadata else {}
+        parser.add_argument(flag, dest=field.name, metavar=field.name.rpartition("_")[2].upper(), help=doc, **bare)
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:

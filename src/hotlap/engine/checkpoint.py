@@ -122,6 +122,11 @@ class CheckpointStore:
             self._recover_best(path, header)
         return Checkpoint(step=header["step"], path=path, state=data)
 
+    def best_path(self) -> Path | None:
+        """The file of the best checkpoint, not verified; None when none has a score."""
+        best = self._noted_best()
+        return self.folder / best.name if best and (self.folder / best.name).is_file() else None
+
     def rewind(self, step: int) -> list[Path]:
         """Sets aside, as ``*.superseded``, every checkpoint later than ``step``; their new paths.
 

@@ -12,47 +12,58 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from hotlap.base.errors import HotlapError
+import hotlap
+from hotlap.base import events
+from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
+from hotlap.base.events import Emit
+from hotlap.device.memory import is_out_of_memory
+from hotlap.engine.alone import alone_in
 from hotlap.measure.process import freeze_error
-from hotlap.measure.worker import explain
 from hotlap.records.codec import decode, encode
 
 
 def main() -> None:
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
+    _keep_from_workers(channel)
     job = json.loads(sys.stdin.readline())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     threading.Thread(target=_stop_with_parent, args=(stop,), daemon=True).start()
-    lock = threading.Lock()
 
     def say(message: dict[str, Any]) -> None:
         try:
-            with lock:
-                channel.write(json.dumps(encode(message)) + "\n")
+            channel.write(json.dumps(encode(message)) + "\n")
         except BrokenPipeError:
             stop.set()
 
     try:
-        say({"result": train(job, stop, lambda event: say({"event": encode(event)}))})
+        say({"result": train(job, stop, lambda event: say({"event": event}))})
     except HotlapError as error:
         say({"error": freeze_error(error)})
     except Exception as error:  # noqa: BLE001 - whatever the user's model raised is told to the parent as an answer
         traceback.print_exc()
-        say({"error": freeze_error(explain(error, job["config"]))})
+        say({"error": freeze_error(explain(error, job["config"]["target"]))})
     os._exit(0)  # libraries that crash while shutting down must not spoil an answer already given
 
 
+def _keep_from_workers(channel: IO[str]) -> None:
+    """Loader's workers, which are forks of this process and may outlive it, must not hold its channel open."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, channel.fileno()))
+
+
 def _stop_with_parent(stop: threading.Event) -> None:
-    sys.stdin.read()
+    # Not sys.stdin.read: it holds a lock that a forked worker, which closes its stdin, would wait for without end.
+    while os.read(0, 4096):
+        pass
     stop.set()
 
 
-def train(job: dict[str, Any], stop: threading.Event, emit: Any) -> Any:
+def train(job: dict[str, Any], stop: threading.Event, emit: Emit) -> Any:
     """The outcome of one job: ``config``, ``folder`` and ``resume`` (latest, a file, or nothing)."""
     from hotlap.engine.config import TrainConfig
     from hotlap.engine.loop import Trainer
@@ -60,16 +71,35 @@ def train(job: dict[str, Any], stop: threading.Event, emit: Any) -> Any:
     from hotlap.targets import load_target
 
     config: TrainConfig = decode(TrainConfig, job["config"])
-    workload = load_target(config.target, config.workload, config.input)
-    trainer = Trainer(
-        workload, config, Path(job["folder"]), pick_device(config.device), emit=emit, should_stop=stop.is_set
-    )
-    checkpoint = None
-    if job["resume"]:
-        checkpoint = trainer.store.load(job["resume"])
+    folder = Path(job["folder"])
+    with alone_in(folder, say=lambda text: emit(events.warn(text))):
+        workload = load_target(config.target, config.workload, config.input)
+        device = pick_device(config.device)
+        trainer = Trainer(workload, config, folder, device, emit=emit, should_stop=stop.is_set)
+        checkpoint = trainer.store.load(job["resume"]) if job["resume"] else None
         if checkpoint is not None:
             trainer.store.rewind(checkpoint.step)
-    return trainer.run(checkpoint)
+        return trainer.run(checkpoint)
+
+
+def explain(error: Exception, target: str) -> HotlapError:
+    """An exception of the user's model or data as one of ours, with the line of theirs that it passed last."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [Path(hotlap.__file__).parent]
+    foreign += [Path(sys.modules["torch"].__file__ or "").parent] if "torch" in sys.modules else []
+    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
+    frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
+    where = f"({frame.filename}:{frame.lineno})"
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            f"memory ran out outside the training step of {target!r}: {said} {where}",
+            remedy="Take a smaller --batch, or a smaller model; --resume goes on from the last checkpoint",
+        )
+    return TargetError(
+        f"target {target!r} raised {type(error).__name__} while it was trained: {said} {where}",
+        remedy="output.txt in the run's folder has the whole trace; --resume goes on from the last checkpoint",
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotlap.base.errors import ConfigError
+from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer
-from hotlap.records.run import load_record, resolve_run
+from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, load_record
 
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
@@ -59,6 +59,8 @@ class TrainConfig:
     """Epochs between evaluations; 0 evaluates only at the end."""
     monitor: str = "loss"
     """The evaluation's figure that decides which checkpoint is best: loss, or a metric's name."""
+    goal: Literal["auto", "min", "max"] = "auto"
+    """Whether a smaller or a larger figure is better; auto: the smallest loss, the largest of anything else."""
     patience: int | None = None
     """Stops after so many evaluations without a better one."""
     workers: int | None = None
@@ -85,8 +87,8 @@ class TrainConfig:
     """Steps between rows of metrics."""
     tensorboard: bool = False
     """Also writes TensorBoard scalars."""
-    resume: str = ""
-    """Goes on with an earlier run: latest, its name, its folder, or a checkpoint file."""
+    resume: str = field(default="", metadata={"bare": "latest"})
+    """Goes on with an earlier run: latest (also without a value), its name, its folder, or a checkpoint file."""
     restarts: int = 5
     """How often a run that was killed (a worker, or the process itself) is started again from its last checkpoint."""
     nproc: int = 1
@@ -107,7 +109,7 @@ class TrainConfig:
         """The settings of the run to resume, just above the defaults."""
         if not self.resume:
             return []
-        record = load_record(find_run(self.resume, self.runs))
+        record = find_training(self.resume, self.runs, self.target)
         kept = {key: value for key, value in record.config.items() if key not in ("resume", "runs", "nproc")}
         return [Layer(f"the run resumed ({record.path})", {k: v for k, v in kept.items() if v is not None})]
 
@@ -119,8 +121,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}", expected="at least 1, or none")
-        for name in ("warmup", "restarts", "eval_every", "prefetch", "probation"):
-            if getattr(self, name) < 0:
+        for name in ("warmup", "restarts", "eval_every", "prefetch", "probation", "workers", "save_every_s"):
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected="0 or more")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError(f"ema = {self.ema}", expected="a decay between 0 and 1, such as 0.999")
@@ -135,23 +137,45 @@ class TrainConfig:
             raise ConfigError(f"timeout_s = {self.timeout_s}", expected="a positive number of seconds")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr = {self.lr}", expected="a positive number")
-        if self.schedule == "plateau" and self.eval_every == 0:
-            raise ConfigError("schedule = 'plateau' with eval_every = 0", expected="evaluations to judge by")
+        judged = {"schedule = 'plateau'": self.schedule == "plateau", f"patience = {self.patience}": self.patience}
+        for what, is_on in judged.items():
+            if is_on and self.eval_every == 0:
+                raise ConfigError(f"{what} with eval_every = 0", expected="evaluations to judge by")
 
 
-def find_run(text: str, runs: Path) -> Path:
-    """The folder of the training that ``text`` names: a run, or one of its checkpoint files."""
+def find_training(text: str, runs: Path, target: str = "") -> RunRecord:
+    """The record of the training that ``text`` names: latest (of ``target``, if given), a run, or a checkpoint file."""
     path = Path(text)
     if path.is_file() and path.parent.name == CHECKPOINTS:
-        return path.parent.parent
-    if text == "latest":
-        text = _latest_training(runs)
-    found = resolve_run(text, runs)
-    return found if found.is_dir() else found.parent
+        record = load_record(path.parent.parent)
+    elif path.is_file() or (path / RECORD_NAME).is_file():
+        record = load_record(path)
+    else:
+        return _search(text, runs, target)
+    if record.kind != "train":
+        raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a training")
+    if target and record.config.get("target") != target:
+        raise ConfigError(
+            f"target = {target!r}, but the run to resume ({record.path}) trains {record.config.get('target')!r}",
+            remedy="Leave the target out",
+        )
+    return record
 
 
-def _latest_training(runs: Path) -> str:
-    folders = sorted((p.parent for p in runs.glob(f"*/*/{CHECKPOINTS}")), key=lambda p: (p.name, p.parent.name))
-    if not folders:
-        raise ConfigError(f"resume = 'latest', but no training under {str(runs)!r} has checkpoints")
-    return str(folders[-1])
+def _search(text: str, runs: Path, target: str) -> RunRecord:
+    for file in find_runs(runs):
+        run, stamp = file.parent.parent.name, file.parent.name
+        if text not in ("latest", run, stamp, f"{run}/{stamp}"):
+            continue
+        try:
+            record = load_record(file)
+        except RecordError:
+            continue  # one that is whole may come after it
+        if record.kind == "train" and target in ("", record.config.get("target")):
+            return record
+    of_target = f" of {target!r}" if target else ""
+    raise ConfigError(
+        f"resume = {text!r}: there is no such training{of_target} under {str(runs)!r}",
+        expected="latest, a run's name, name/timestamp or folder, or a checkpoint file",
+        remedy="'hotlap list runs' shows the runs that are here",
+    )

@@ -42,15 +42,24 @@ class Journal:
 
     The lines are what counts; the table is made from them again whenever a journal is opened. A run that resumes from a
     checkpoint opens it with that checkpoint's step, and the rows after it, which will be logged again, are dropped.
+    ``resume_rows``, the ``num_rows`` of when it was saved, also drops those of the step itself that came later.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = False, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tensorboard: bool = False,
+        resume_step: int | None = None,
+        resume_rows: int | None = None,
+    ) -> None:
         self.folder, self._wants_board = Path(folder), tensorboard
+        self.num_rows = 0
         self._board = self._open_board(resume_step) if tensorboard else None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.folder)
-            self._rewrite(resume_step)
+            self._rewrite(resume_step, resume_rows)
         except OSError as error:
             raise storage_error(self.folder / LINES, error, REMEDY) from error
 
@@ -61,6 +70,7 @@ class Journal:
         row = Row(step=step, epoch=epoch, split=split, values={k: _number(k, v) for k, v in values.items()})
         self._append(self._lines, self.folder / LINES, _line(row))
         self._append(self._table, self.folder / TABLE, _cells(_flat([row])))
+        self.num_rows += 1
         if self._board is not None:
             for name, value in row.values.items():
                 self._board.add_scalar(f"{split}/{name}", value, step)
@@ -94,10 +104,11 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rewrite(self, last_step: int | None) -> None:
+    def _rewrite(self, last_step: int | None, most_rows: int | None = None) -> None:
         """Both files anew, without later rows and half a last line, and open for more."""
         lines, table = self.folder / LINES, self.folder / TABLE
-        rows = [row for row in _read_rows(lines) if last_step is None or row.step <= last_step]
+        rows = [row for row in _read_rows(lines)[:most_rows] if last_step is None or row.step <= last_step]
+        self.num_rows = len(rows)
         header = _cells([COLUMNS])
         # The lines first: killed in between, the next journal makes the table from them.
         for path, data in ((lines, b"".join(map(_line, rows))), (table, header + _cells(_flat(rows)))):

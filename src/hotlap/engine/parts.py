@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class Parts:
     ema: AveragedModel | None
     loader: TrainLoader
     evaluation: TrainLoader | None
+    held_out: Any
+    """What the evaluation loader reads; None where there is nothing to judge by."""
     num_steps: int
     sharded: bool = False
 
@@ -98,6 +101,8 @@ def set_switches(config: TrainConfig) -> None:
     set_fp32_precision("tf32" if config.tf32 else "ieee")
     torch.backends.cudnn.benchmark = not config.deterministic
     torch.use_deterministic_algorithms(config.deterministic, warn_only=False)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses or may differ
 
 
 def build(
@@ -111,7 +116,8 @@ def build(
     for group in optimizer.param_groups if config.lr is not None else []:
         group["lr"] = config.lr
     batch = config.batch or workload.default_batch
-    loader, evaluation = _loaders(workload, config, device, batch, team)
+    held_out = workload.eval_data()
+    loader, evaluation = _loaders(workload, config, device, batch, team, held_out)
     num_steps = min(config.epochs * loader.num_batches, config.steps or 2**62)
     mode = None if config.compile == "default" else config.compile
     ema = None
@@ -144,6 +150,7 @@ def build(
         ema=ema,
         loader=loader,
         evaluation=evaluation,
+        held_out=held_out,
         num_steps=num_steps,
         sharded=config.fsdp,
     )
@@ -169,8 +176,19 @@ def _step_kind(config: TrainConfig, team: ProcessTeam | None) -> Any:
     return partial(TeamStep, team=team, probation=config.probation)
 
 
+def _check_can_be_judged(config: TrainConfig) -> None:
+    """Refuses settings that wait for evaluations which will never come."""
+    needs = {"patience": config.patience, "schedule": config.schedule if config.schedule == "plateau" else None}
+    for name, value in needs.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} = {value!r} goes by evaluations, but the workload has no eval_data()",
+                remedy=f"Give the workload eval_data(), or leave --{name} out",
+            )
+
+
 def _loaders(
-    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: ProcessTeam | None
+    workload: Workload, config: TrainConfig, device: torch.device, batch: int, team: ProcessTeam | None, held_out: Any
 ) -> tuple[TrainLoader, TrainLoader | None]:
     data = workload.train_data()
     if data is None:
@@ -192,7 +210,7 @@ def _loaders(
             f"batch = {batch} is larger than the {loader.num_samples} samples of the training data",
             remedy="Take a smaller --batch",
         )
-    held_out = workload.eval_data()
     if held_out is None:
+        _check_can_be_judged(config)
         return loader, None
     return loader, TrainLoader(held_out, batch=batch, shuffle=False, on_bad_sample=config.on_bad_sample, **common)

@@ -38,6 +38,9 @@ class Skipped:
     where: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.index} ({self.where}): {self.reason}"
+
     def error(self) -> BadSample:
         return BadSample(f"{self.index} ({self.where})", self.reason)
 

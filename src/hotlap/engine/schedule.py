@@ -46,7 +46,8 @@ class Schedule:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"factor": self.factor, "stalled": self._stalled, "base": list(self._base)}
+        return {"factor": self.factor, "stalled": self._stalled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.factor, self._stalled, self._base = state["factor"], state["stalled"], list(state["base"])
+        """What plateaus did; the full rate itself is a setting, and a resumed run may have been given another."""
+        self.factor, self._stalled = state["factor"], state["stalled"]

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,8 @@ from hotlap.measure.process import MARK, revive_error, worker_environment
 from hotlap.records.codec import decode, encode
 
 CHILD = "hotlap.engine.child"
+OUTPUT = "output.txt"
+"""What the target prints while it is trained, and the trace of what it raises; in the run's folder."""
 RESTARTED_ERRORS = ("LoaderDied", "StepLost")
 """What a training may tell before it ends and is then worth another start from its last checkpoint."""
 PATIENCE_S = 120.0
@@ -71,13 +72,14 @@ def supervise(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> Sup
         answer = _one_start(config, folder, resume, emit)
         if isinstance(answer, dict):
             return Supervised(answer, restarts, config)
+        emit(events.finish("train"))
         fruitless = fruitless + 1 if _newest(folder) == newest else 0
         if len(restarts) >= config.restarts or fruitless >= 3:
             raise _give_up(answer, restarts, fruitless)
-        config = _with_less(config) if answer.is_memory else config
+        before, config = config, _with_less(config) if answer.is_memory else config
         resume = "latest" if _newest(folder) else ""
         since = f"from step {_newest(folder)}" if resume else "from the beginning"
-        told = f", now with workers = {config.workers or 0}, prefetch = {config.prefetch}" if answer.is_memory else ""
+        told = f", now with workers = {config.workers}, prefetch = {config.prefetch}" if config != before else ""
         restarts.append(answer.what)
         emit(events.warn(f"{answer.what}; starting again {since}{told}"))
 
@@ -89,7 +91,10 @@ def _newest(folder: Path) -> int:
 
 
 def _with_less(config: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(config, workers=(config.workers or 0) // 2, prefetch=1)
+    """Half the workers, each with one batch in hand; as it was when nothing is read ahead anyway."""
+    if not config.workers:
+        return config
+    return dataclasses.replace(config, workers=config.workers // 2, prefetch=1)
 
 
 def _give_up(death: Death, restarts: list[str], fruitless: int) -> HotlapError:
@@ -103,60 +108,63 @@ def _give_up(death: Death, restarts: list[str], fruitless: int) -> HotlapError:
 
 
 def _one_start(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> dict[str, Any] | Death:
-    """One process's outcome, or how it died; raises what it raised."""
+    """One process's outcome, or how it died; raises what it raised, or that it was told to stop and did not answer."""
     kills_before = oom_kill_count()
     job = {"config": encode(config), "folder": str(folder), "resume": resume}
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
-        child = subprocess.Popen(
+    with open(folder / OUTPUT, "a+b") as output:
+        begin = output.seek(0, os.SEEK_END)
+        with subprocess.Popen(
             [sys.executable, "-m", CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=output,
             text=True,
             env=worker_environment(),
-        )
-        with _ended(child):
-            answer = _listen(child, job, emit)
-        stderr.seek(0)
-        tail = stderr.read()[-2000:].strip()
+            # Ctrl-C in a terminal reaches this process alone, which then asks; workers of the loader would die of it.
+            start_new_session=True,
+        ) as child:
+            answer, told_to_stop = _listen(child, job, emit)
+        output.seek(begin)
+        tail = output.read()[-2000:].decode(errors="replace").strip()
+    if answer is not None and "result" in answer:
+        outcome: dict[str, Any] = answer["result"]
+        return outcome
+    if answer is not None and answer["error"]["type"] not in RESTARTED_ERRORS:
+        raise revive_error(answer["error"])
+    if told_to_stop:
+        raise KeyboardInterrupt
     if answer is None:
         return explain_death(child.returncode, kills_before, oom_kill_count(), tail)
-    if "error" in answer:
-        error = revive_error(answer["error"])
-        if answer["error"]["type"] not in RESTARTED_ERRORS:
-            raise error
-        return Death(error.what, is_memory=answer["error"]["type"] == "LoaderDied")
-    outcome: dict[str, Any] = answer["result"]
-    return outcome
+    return Death(answer["error"]["what"], is_memory=answer["error"]["type"] == "LoaderDied")
 
 
-@contextlib.contextmanager
-def _ended(child: subprocess.Popen[str]) -> Any:
-    """Whatever happens to this process, the child is told to stop, given time for a checkpoint, and waited for."""
+def _listen(child: subprocess.Popen[str], job: dict[str, Any], emit: Emit) -> tuple[dict[str, Any] | None, bool]:
+    """The child's last word, and whether it was told to stop: by Ctrl-C or SIGTERM, after which it is waited for.
+
+    Its stdin stays open meanwhile; when this process dies, the child sees the end of it.
+    """
+    assert child.stdin is not None and child.stdout is not None
+    stdout, told_to_stop = child.stdout, False
     try:
-        yield
+        try:
+            child.stdin.write(json.dumps(job) + "\n")
+            child.stdin.flush()
+            answer = _read(stdout, emit)
+        except BrokenPipeError:  # it died before it had read its job
+            answer = None
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+        except KeyboardInterrupt:
+            told_to_stop = True
+            emit(events.note("stopping after this step; a checkpoint is being saved (again to stop at once)"))
+            child.send_signal(signal.SIGTERM)
+            answer = _read_within(PATIENCE_S, lambda: _read(stdout, emit), child)
         child.wait()
     except BaseException:
         child.kill()
         child.wait()
         raise
-
-
-def _listen(child: subprocess.Popen[str], job: dict[str, Any], emit: Emit) -> dict[str, Any] | None:
-    """The child's last word. Ctrl-C and SIGTERM are passed on, and its checkpoint is waited for."""
-    assert child.stdin is not None and child.stdout is not None
-    stdin, stdout = child.stdin, child.stdout
-    try:
-        stdin.write(json.dumps(job) + "\n")
-        stdin.flush()
-    except BrokenPipeError:
-        return None
-    try:
-        return _read(stdout, emit)
-    except KeyboardInterrupt:
-        emit(events.note("stopping after this step; a checkpoint is being saved (again to stop at once)"))
-        child.send_signal(signal.SIGTERM)
-        return _read_within(PATIENCE_S, lambda: _read(stdout, emit), child)
+    return answer, told_to_stop
 
 
 def _read_within(seconds: float, read: Callable[[], Any], child: subprocess.Popen[str]) -> Any:
@@ -188,7 +196,7 @@ def _read(stream: IO[str], emit: Emit) -> dict[str, Any] | None:
 def explain_death(code: int, kills_before: int | None, kills_after: int | None, tail: str) -> Death:
     """Who killed a training that ended with ``code`` and no answer."""
     counted = kills_before is not None and kills_after is not None and kills_after > kills_before
-    last = f" Its last words: {tail.splitlines()[-1]}" if tail else ""
+    last = f"; its last words: {tail.splitlines()[-1]}" if tail else ""
     if code in (SIGKILL, 137):
         why = (
             f"the kernel killed it for memory (oom_kill {kills_before} -> {kills_after})"
@@ -199,4 +207,4 @@ def explain_death(code: int, kills_before: int | None, kills_after: int | None, 
     if code in (SIGBUS, 135):
         return Death("the training process died of a bus error: /dev/shm is full", is_memory=True)
     how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code} and no answer"
-    return Death(f"the training process died {how}.{last}", is_memory=False)
+    return Death(f"the training process died {how}{last}", is_memory=False)

@@ -1,8 +1,11 @@
-"""What the steps since the last row of metrics add up to."""
+"""What happened in the steps since the last row of metrics."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,11 +14,12 @@ from hotlap.engine.exact import StepResult
 
 
 class Window:
-    """Steps since the last row of metrics."""
+    """Losses and speed of the last few steps; nothing in it waits for the device until its values are asked for."""
 
     def __init__(self, num_processes: int = 1) -> None:
         self._num_processes = num_processes  # which all do as many samples, give or take one
         self.rate = 0.0
+        """The learning rate of the last step."""
         self._rates: list[float] = []
         self.clear()
 
@@ -23,7 +27,20 @@ class Window:
         self._losses: list[torch.Tensor] = []
         self._norm: torch.Tensor | None = None
         self._num_samples, self._micro, self._num_steps = 0, 0, 0
+        self.clear_clock()
+
+    def clear_clock(self) -> None:
+        """Begins to count time now; losses of a resumed window stay."""
         self._began = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside, such as an evaluation, does not count as training time."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - start
 
     def add(self, result: StepResult) -> None:
         self._losses.append(result.loss)
@@ -33,25 +50,38 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """The losses of a row that is not written yet; a resumed run writes the same row."""
-        return {"losses": [float(loss) for loss in self._losses], "micro": self._micro}
+        norm = None if self._norm is None else float(self._norm)
+        return {"losses": [float(loss) for loss in self._losses], "micro": self._micro, "norm": norm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._losses = [torch.tensor(loss) for loss in state["losses"]]
+        self._losses = [torch.tensor(loss, dtype=torch.float64) for loss in state["losses"]]
         self._micro = state["micro"]
+        self._norm = None if state["norm"] is None else torch.tensor(state["norm"], dtype=torch.float64)
+
+    def losses(self) -> list[float]:
+        """The steps' losses in order; waits for the device once."""
+        if not self._losses:
+            return []
+        device = self._losses[-1].device
+        found: list[float] = torch.stack([loss.to(device, torch.float64) for loss in self._losses]).tolist()
+        return found
 
     def values(self) -> dict[str, float] | None:
-        """What happened in the window; None when nothing did. Waits for the device."""
-        if not self._losses:
+        """What happened in the window; None when nothing did."""
+        losses = self.losses()
+        if not losses:
             return None
-        losses = [loss.double().cpu() for loss in self._losses]
-        found = {"loss": float(torch.stack(losses).mean()), "micro": float(self._micro)}
+        finite = [loss for loss in losses if math.isfinite(loss)] or [math.nan]
+        found = {"loss": math.fsum(finite) / len(finite), "micro": float(self._micro)}
         if self._norm is not None:
             found["grad_norm"] = float(self._norm)
-        seconds = time.perf_counter() - self._began
-        self._rates.append(self._num_samples / seconds)
-        seconds_a_step = seconds / max(1, self._num_steps)
-        return {**found, "samples_per_s": self._rates[-1], "seconds_a_step": seconds_a_step}
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        found["samples_per_s"] = self._num_samples / seconds
+        found["seconds_a_step"] = seconds / max(1, self._num_steps)
+        if self._num_samples:
+            self._rates.append(found["samples_per_s"])
+        return found
 
     def mean_rate(self) -> float | None:
-        """Samples a second in the middle window: start-up, evaluations and checkpoints hardly show."""
+        """Samples a second in the middle one of all windows: start-up and compilation hardly show."""
         return sorted(self._rates)[len(self._rates) // 2] if self._rates else None

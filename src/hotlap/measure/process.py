@@ -137,13 +137,14 @@ def _death(job: dict[str, Any], code: int, tail: str, timeout_s: float | None) -
 
 
 def freeze_error(error: HotlapError) -> dict[str, str]:
-    """An error as JSON; one from outside the tree goes as its nearest kind in it, and keeps its exit code."""
-    kind = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
-    return {"type": kind, "what": error.what, "expected": error.expected, "remedy": error.remedy}
+    """An error as JSON; ``kind`` is the nearest one of the tree, which decides the exit code wherever it arrives."""
+    kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
+    said = {"what": error.what, "expected": error.expected, "remedy": error.remedy}
+    return {"type": type(error).__name__, "kind": kind, **said}
 
 
 def revive_error(data: dict[str, str]) -> HotlapError:
     """The error that a worker froze."""
-    kind = getattr(errors, data["type"], HotlapError)
+    kind = getattr(errors, data.get("kind", data["type"]), HotlapError)
     error: HotlapError = kind(data["what"], expected=data["expected"], remedy=data["remedy"])
     return error

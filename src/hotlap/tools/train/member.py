@@ -14,7 +14,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import HotlapError, LoaderDied, UsageError
 from hotlap.base.events import Emit
-from hotlap.engine.config import TrainConfig, find_run
+from hotlap.engine.config import TrainConfig, find_training
 from hotlap.engine.place import Place
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.worker import explain
@@ -144,7 +144,7 @@ class Member:
             which = "latest"
             self._emit(events.warn(f"{why}; all processes were started again"))
         elif config.resume:
-            folder = find_run(config.resume, config.runs)
+            folder = Path(find_training(config.resume, config.runs, config.target).path).parent
         else:
             folder = run_folder(config.runs, config.name or config.target.rpartition(":")[2])
         self._pointer.write(folder, "running", restarts)

@@ -10,7 +10,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count, format_rate, format_s
-from hotlap.engine.config import TrainConfig, find_run
+from hotlap.engine.config import CHECKPOINTS, TrainConfig, find_training
 from hotlap.engine.place import find_place
 from hotlap.engine.supervise import supervise
 from hotlap.records.environment import capture
@@ -32,12 +32,14 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         return train_in_team(config, emit, sources or {}, place, _end)
     if config.nproc > 1:
         return run_torchrun(config, emit)
+    earlier = find_training(config.resume, config.runs, config.target) if config.resume else None
     name = config.name or config.target.rpartition(":")[2]
-    folder = find_run(config.resume, config.runs) if config.resume else run_folder(config.runs, name)
-    which = config.resume if Path(config.resume).is_file() else ("latest" if config.resume else "")
-    record = save(begin("train", name, config, sources or {}, capture(import_torch=False)), folder)
+    folder = Path(earlier.path).parent if earlier else run_folder(config.runs, name)
+    starts = {"earlier": _history(earlier)} if earlier else {}
+    record = begin("train", name, config, sources or {}, capture(import_torch=False))
+    record = save(dataclasses.replace(record, extra=starts), folder)
     try:
-        done = supervise(config, folder, which, emit)
+        done = supervise(config, folder, which_checkpoint(config.resume), emit)
     except KeyboardInterrupt:
         _close(record, folder, "interrupted", notes=["Stopped at once; --resume goes on from the last checkpoint."])
         raise
@@ -46,7 +48,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         raise
     finally:
         emit(events.finish("train"))
-    return _end(record, folder, done.outcome, done.restarts, workers=done.config.workers)
+    return _end(record, folder, done.outcome, done.restarts, workers=done.config.workers or 0)
 
 
 def _end(
@@ -56,9 +58,22 @@ def _end(
     notes = [f"Started again: {why}." for why in restarts]
     if isinstance(came, HotlapError):
         return _close(record, folder, "failed", notes=[str(came), *notes])
-    extra = {"outcome": came, "restarts": restarts, **extra}
+    extra = {**record.extra, "outcome": came, "restarts": restarts, **extra}
     notes = [*came["warnings"], *notes]
     return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came))
+
+
+def which_checkpoint(resume: str) -> str:
+    """What a resumed training begins with: a checkpoint file that was named, or the newest; '' for a new one."""
+    names_a_file = Path(resume).is_file() and Path(resume).parent.name == CHECKPOINTS
+    return resume if names_a_file else "latest" if resume else ""
+
+
+def _history(earlier: RunRecord) -> list[dict[str, Any]]:
+    """When the run was started before, and how far each start brought it."""
+    outcome = earlier.extra.get("outcome", {})
+    last = {"started_at": earlier.started_at, "status": earlier.status, "step": outcome.get("step")}
+    return [*earlier.extra.get("earlier", []), last]
 
 
 def _close(record: RunRecord, folder: Path, status: str, **changes: Any) -> RunRecord:
@@ -67,8 +82,9 @@ def _close(record: RunRecord, folder: Path, status: str, **changes: Any) -> RunR
 
 def _verdict(outcome: dict[str, Any]) -> Verdict:
     """One line: what was reached, how fast, and what it took."""
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in list(outcome["metrics"].items())[:3])
-    parts = [f"{outcome['step']} steps", metrics, format_rate(outcome["samples_per_s"])]
+    metrics = ", ".join(f"{name} {_figure(value)}" for name, value in list(outcome["metrics"].items())[:3])
+    parts = [format_count(outcome["step"], "step"), metrics]
+    parts += [format_rate(outcome["samples_per_s"])] if outcome["samples_per_s"] else []
     if outcome["num_splits"]:
         split = format_count(outcome["num_splits"], "time")
         parts.append(f"memory ran out {split}, no step was lost ({format_s(outcome['recovery_s'])} at most)")
@@ -77,6 +93,11 @@ def _verdict(outcome: dict[str, Any]) -> Verdict:
     stopped = outcome["status"] == "interrupted"
     headline = ("stopped after " if stopped else "trained ") + "; ".join(part for part in parts if part)
     return Verdict(outcome=outcome["status"], headline=headline, exit_code=EXIT_INTERRUPTED if stopped else 0)
+
+
+def _figure(value: float | None) -> str:
+    """A number that was not finite is null in JSON."""
+    return "not finite" if value is None else f"{value:.4g}"
 
 
 def preview(config: TrainConfig) -> list[str]:

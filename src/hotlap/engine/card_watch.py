@@ -1,0 +1,36 @@
+"""How busy and how full the card is while a training runs on it."""
+
+from __future__ import annotations
+
+import torch
+
+from hotlap.base.format import format_bytes
+from hotlap.device.nvml import Nvml
+
+
+class CardWatch:
+    """Readings of one CUDA device; of any other device there are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._nvml, self._handle = Nvml(), None
+        if device.type == "cuda":
+            self._nvml.__enter__()
+            self._handle = self._nvml.handle(str(torch.cuda.get_device_properties(device).uuid))
+
+    def read(self) -> dict[str, float]:
+        """``peak_bytes`` and, where the driver tells, ``utilisation`` in per cent."""
+        if self._device.type != "cuda":
+            return {}
+        found: dict[str, float] = {"peak_bytes": torch.cuda.max_memory_allocated(self._device)}
+        rates = self._nvml.ask("nvmlDeviceGetUtilizationRates", self._handle) if self._handle is not None else None
+        return found if rates is None else {"utilisation": float(rates.gpu), **found}
+
+    def close(self) -> None:
+        self._nvml.__exit__()
+
+
+def in_words(reading: dict[str, float]) -> list[str]:
+    """``GPU 97%``, ``3.2 GiB``."""
+    words = [f"GPU {reading['utilisation']:.0f}%"] if "utilisation" in reading else []
+    return words + ([format_bytes(reading["peak_bytes"])] if "peak_bytes" in reading else [])

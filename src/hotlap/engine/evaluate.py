@@ -1,0 +1,76 @@
+"""Loss and scores on held-out data, in pieces that fit where a training step's fit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Subset
+
+from hotlap.device.memory import is_out_of_memory
+from hotlap.engine.parts import Parts
+from hotlap.engine.split import micro_ranges, num_samples, take, to_device
+from hotlap.workload import Batch
+
+
+def never() -> bool:
+    return False
+
+
+@torch.no_grad()
+def evaluate(parts: Parts, *, should_stop: Callable[[], bool] = never) -> dict[str, float] | None:
+    """The mean loss and the workload's own metrics, of the averaged model where there is one; None when told to stop.
+
+    It is done in float32 and in evaluation mode; the model is in training mode afterwards.
+    """
+    assert parts.evaluation is not None and parts.held_out is not None
+    model = parts.ema.module if parts.ema is not None else parts.model
+    model.eval()
+    try:
+        loss = _mean_loss(parts, model, should_stop)
+        if loss is None:
+            return None
+        data: Any = parts.held_out
+        if parts.evaluation.bad_samples:
+            data = Subset(data, [i for i in range(len(data)) if i not in parts.evaluation.bad_samples])
+        scores = parts.workload.metrics(model, data, parts.device)
+    finally:
+        parts.model.train()
+    return {"loss": loss, **{name: float(value) for name, value in scores.items()}}
+
+
+def _mean_loss(parts: Parts, model: nn.Module, should_stop: Callable[[], bool]) -> float | None:
+    total, count, size = 0.0, 0.0, parts.step.micro
+    assert parts.evaluation is not None
+    for loaded in parts.evaluation.epoch(0):
+        if should_stop():
+            return None
+        if loaded.batch is not None:
+            part, num, size = _sum_in_pieces(parts, model, loaded.batch, size)
+            total, count = total + part, count + num
+    return total / max(count, 1.0)
+
+
+def _sum_in_pieces(parts: Parts, model: nn.Module, batch: Batch, size: int | None) -> tuple[float, float, int | None]:
+    """The summed loss of one batch, its count, and the size of the pieces that fitted; halved when memory runs out."""
+    whole = num_samples(batch)
+    while True:
+        piece = whole if size is None or not parts.workload.loss_is_separable else min(size, whole)
+        total = count = 0.0
+        try:
+            for begin, end in micro_ranges(whole, piece):
+                part, num = parts.workload.loss(model, to_device(take(batch, begin, end), parts.device))
+                total, count = total + float(part), count + float(num)
+        except Exception as error:
+            if not is_out_of_memory(error) or piece == 1 or not parts.workload.loss_is_separable:
+                raise
+        else:
+            return total, count, size
+        # Outside the except block, where the traceback would keep the failed piece's tensors alive.
+        size = -(-piece // 2)
+        gc.collect()
+        if parts.device.type == "cuda":
+            torch.cuda.empty_cache()
