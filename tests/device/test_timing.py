@@ -86,6 +86,7 @@ def test_the_precision_of_float32_is_set_both_ways():
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("out of memory"), False),
     ],

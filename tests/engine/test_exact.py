@@ -1,4 +1,5 @@
 import copy
+import gc
 import random
 from collections import Counter
 
@@ -249,6 +250,42 @@ def test_batch_norm_that_needs_two_samples_is_not_given_one():
     memory = FailingOperations(inside="masked_loss", num_times=4)
     results, step = train(net, data, memory=memory)
     assert step.recomputing and [result.micro for result in results] == [2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_card_that_really_runs_out_of_memory_loses_nothing():
+    card, num = torch.device("cuda", torch.cuda.current_device()), 4096
+    total_memory = torch.cuda.get_device_properties(card).total_memory
+    rng = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(num, 64, generator=rng, dtype=torch.float64).to(card), torch.randint(0, 64, (num,)).to(card))
+        for _ in range(3)
+    ]
+
+    def run(micro=None, cap_bytes=None):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 64)) for _ in range(4)]
+        model = nn.Sequential(*layers).double().to(card)
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(card)
+        torch.cuda.set_per_process_memory_fraction(1.0 if cap_bytes is None else cap_bytes / total_memory, card)
+        try:
+            results, _ = train(model, data, optimizer=sgd(model, lr=0.1), micro=micro)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, card)
+        return results, weights(model), torch.cuda.max_memory_reserved(card)
+
+    curve, calm, whole_bytes = run()
+    _, _, quarter_bytes = run(micro=num // 4)
+    assert quarter_bytes < 0.6 * whole_bytes
+    results, disturbed, held_bytes = run(cap_bytes=(quarter_bytes + whole_bytes) // 2)
+    assert results[0].num_splits >= 1 and held_bytes < whole_bytes
+    # Sums over thousands of samples in another order, three steps on.
+    last_bits = num * torch.finfo(torch.float64).eps
+    torch.testing.assert_close(losses(results), losses(curve), rtol=last_bits, atol=0)
+    assert_same(disturbed, calm, rtol=last_bits, atol=last_bits)
 
 
 class Greedy(torch.autograd.Function):

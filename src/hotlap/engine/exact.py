@@ -316,6 +316,7 @@ class ExactStep:
     def _switch_recompute_on(self) -> None:
         if self._compiled is not self.model and self.team is None:
             self._compiled = self.model  # a compiled graph would keep what recomputation means to forget
+            self._say("activation checkpointing is on, so the model is no longer compiled")
         recompute_blocks(self.model)
         self.recomputing = True
 
