@@ -27,7 +27,7 @@ from hotlap.tools.train.member import Pointer, ask_for_less, read_request
 
 TARGET = f"{Path(__file__).parents[1] / 'engine' / 'masked_rows.py'}:masked"
 COMMON = ["--nproc", "2", "--device", "cpu", "--epochs", "4", "--log-every", "1", "--json"]
-PATIENCE_S = 200
+PATIENCE_S = 280
 """For a machine with many other things to do; a run of this size takes a few seconds."""
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 """Sums of a few terms in float64, taken in another order, over 16 steps."""
@@ -90,14 +90,16 @@ def test_killed_and_short_of_memory_it_comes_to_the_same_end(tmp_path, undisturb
     step, model = weights(Path(record["path"]).parent)
     assert step == 16
     torch.testing.assert_close(model, undisturbed, **CLOSE)
-    rows = [json.loads(line)["step"] for line in (Path(record["path"]).parent / "metrics.jsonl").open()]
-    assert rows == list(range(1, 17)), "each step is logged once, whatever was done twice"
+    rows = [json.loads(line) for line in (Path(record["path"]).parent / "metrics.jsonl").open()]
+    assert [row["step"] for row in rows if row["split"] == "train"] == list(range(1, 17)), (
+        "each step is logged once, whatever was done twice"
+    )
 
 
 def test_told_to_stop_it_saves_and_goes_on_in_one_process(tmp_path, undisturbed):
     process = start(tmp_path, "--set", "workload.pause_s=0.2")
     deadline = time.monotonic() + PATIENCE_S
-    while not any(path.read_text().count("\n") >= 3 for path in tmp_path.glob("runs/*/*/metrics.jsonl")):
+    while not any(path.read_text().count("\n") >= 4 for path in tmp_path.glob("runs/*/*/metrics.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline, finish(process)[1]
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
