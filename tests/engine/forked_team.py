@@ -12,6 +12,8 @@ import time
 import traceback
 
 import torch
+import torch._dynamo  # what each child would import otherwise
+import torch.distributed.fsdp
 
 TIMEOUT_S = 60.0
 
@@ -22,16 +24,17 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def in_team(body, *arguments, size=2, timeout_s=TIMEOUT_S):
+def in_team(body, *arguments, size=2, timeout_s=TIMEOUT_S, wait_s=30.0):
     """What ``body(team, *arguments)`` gave in each process: a value, or the exception it raised.
 
-    Forked, so that nothing is imported again. A process that is killed gives its exit code; none outlives the call.
+    They wait for one another for ``wait_s``. Forked, so that nothing is imported again. A process that is killed gives
+    its exit code; none outlives the call.
     """
     port = free_port()
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     children = [
-        context.Process(target=_child, args=(body, arguments, rank, size, port, pipe[1]), daemon=False)
+        context.Process(target=_child, args=(body, arguments, rank, size, port, wait_s, pipe[1]), daemon=False)
         for rank, pipe in enumerate(pipes)
     ]
     for child in children:
@@ -57,7 +60,7 @@ def _answer(child, read, deadline):
         return child.exitcode
 
 
-def _child(body, arguments, rank, size, port, write):
+def _child(body, arguments, rank, size, port, wait_s, write):
     signal.alarm(0)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
@@ -68,7 +71,7 @@ def _child(body, arguments, rank, size, port, write):
     try:
         place = find_place()
         assert place is not None
-        answer = body(ProcessTeam(place, torch.device("cpu"), timeout_s=30.0), *arguments)
+        answer = body(ProcessTeam(place, torch.device("cpu"), timeout_s=wait_s), *arguments)
     except BaseException as error:
         traceback.print_exc()
         answer = error

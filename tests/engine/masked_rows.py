@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hotlap.workload import Workload
+from hotlap.workload import BadSample, Workload
 
 
 class Sums(torch.utils.data.Dataset):
@@ -19,12 +19,14 @@ class Sums(torch.utils.data.Dataset):
     def __len__(self):
         return 22
 
-    def __init__(self, deadly=None):
-        self.deadly = deadly
+    def __init__(self, deadly=None, bad=()):
+        self.deadly, self.bad = deadly, bad
 
     def __getitem__(self, index):
         if index == self.deadly and is_second():
             os.kill(os.getpid(), signal.SIGKILL)
+        if index in self.bad:
+            raise BadSample(f"row {index}", "unreadable")
         random = torch.Generator().manual_seed(index)
         x = torch.randn(6, generator=random, dtype=torch.float64)
         asked = torch.arange(4) <= index % 4
@@ -49,14 +51,17 @@ class Masked(Workload):
     name = "masked"
     default_batch = 7
 
-    def __init__(self, trouble=None, deadly_sample=None):
-        self.trouble, self.deadly_sample = trouble, deadly_sample
+    def __init__(self, trouble=None, deadly_sample=None, bad_samples=()):
+        self.trouble, self.deadly_sample, self.bad_samples = trouble, deadly_sample, bad_samples
 
     def build_model(self):
         return Net().double()
 
     def train_data(self):
-        return Sums(self.deadly_sample)
+        return Sums(self.deadly_sample, self.bad_samples)
+
+    def eval_data(self):
+        return Sums()
 
     def optimizer(self, model, *, fused=None):
         return torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -64,7 +69,7 @@ class Masked(Workload):
     def loss(self, model, batch):
         x, want, asked = batch
         out = model(x)
-        if self.trouble is not None:
+        if self.trouble is not None and model.training:
             out = self.trouble(out)
         return ((out - want).square() * asked).sum(), asked.sum()
 

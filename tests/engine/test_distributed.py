@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 
 import pytest
 import torch
-from forked_team import in_team
+from forked_team import free_port, in_team
 from masked_rows import Masked, RunsOut, is_second
 from torch import nn
 
@@ -18,6 +19,7 @@ from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.distributed import TeamLost
 from hotlap.engine.loop import Trainer
+from hotlap.engine.place import Place
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
@@ -28,11 +30,11 @@ def settings(**changes):
     return TrainConfig(**{"target": "masked", "epochs": 4, "log_every": 1, "probation": 3, "device": "cpu", **changes})
 
 
-def train(team, folder, config, trouble=None, *, resume=False, deadly_sample=None, stop_after=1000):
+def train(team, folder, config, trouble=None, *, resume=False, stop_after=1000, device=CPU, **samples):
     """Weights, losses and outcome of a training of one process or of one of a team's."""
     seen = []
     stop = lambda: len(seen) >= stop_after and (team is None or is_second())  # noqa: E731
-    trainer = Trainer(Masked(trouble, deadly_sample), config, folder, CPU, team=team, should_stop=stop)
+    trainer = Trainer(Masked(trouble, **samples), config, folder, device, team=team, should_stop=stop)
     step = trainer.parts.step
 
     def spied(batch, **place):
@@ -71,6 +73,7 @@ def assert_same_training(got, want):
     torch.testing.assert_close(got[0], want[0], **CLOSE)
     torch.testing.assert_close(losses(got[1]), losses(want[1]), rtol=1e-6, atol=0)  # kept as float32
     assert got[2].step == want[2].step == 16
+    assert got[2].metrics == pytest.approx(want[2].metrics, rel=1e-11) and "loss" in got[2].metrics
 
 
 @pytest.mark.parametrize("probation", [0, 3, 1000], ids=["overlapping", "both", "voting"])
@@ -214,3 +217,44 @@ def add_up_sparse(team):
     layer = nn.Embedding(4, 2, sparse=True)
     layer(torch.tensor([1])).sum().backward()
     team.sum_gradients(list(layer.parameters()))
+
+
+def test_bad_samples_of_all_processes_are_listed_once(tmp_path):
+    bad = (1, 2, 3, 4, 5, 6, 7, 8, 9, 20)
+    body = partial(train, bad_samples=bad)
+    first, second = in_team(body, tmp_path, settings(on_bad_sample="skip", probation=2))
+    torch.testing.assert_close(first[0], second[0], rtol=0, atol=0)
+    assert first[2].num_bad_samples == len(bad)
+    listed = (tmp_path / "bad_samples.txt").read_text()
+    assert all(listed.count(f"'row {index}'") == 1 for index in bad), listed
+
+
+def test_a_process_that_hangs_is_given_up():
+    first, second = in_team(vote_or_hang, wait_s=1.0)
+    assert isinstance(first, TeamLost) and "process 0 of 2 cannot vote" in str(first)
+    assert second == "woke up"
+
+
+def vote_or_hang(team):
+    if team.rank == 1:
+        time.sleep(4)
+        return "woke up"
+    return team.any_failed(False)
+
+
+def test_three_processes_agree(tmp_path, alone):
+    for got in in_team(train, tmp_path, settings(probation=4), size=3):
+        assert_same_training(got, alone)
+
+
+@pytest.mark.parametrize("changes", [{"probation": 2}, {"fsdp": True}], ids=["overlapping", "sharded"])
+def test_a_team_of_one_equals_none(tmp_path, monkeypatch, device, changes):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    want, *_ = whole_weights(None, tmp_path / "none", settings(), device=device)
+    team = distributed.ProcessTeam(Place(rank=0, size=1, local_rank=0, local_size=1), device)
+    try:
+        got, *_ = whole_weights(team, tmp_path / "one", settings(**changes), device=device)
+    finally:
+        team.destroy()
+    torch.testing.assert_close(got, want, **CLOSE)

@@ -81,20 +81,20 @@ class ProcessTeam:
         self._stop = self._stop_agreed = False
         self._flat: dict[torch.dtype, Tensor] = {}
         timeout = timedelta(seconds=timeout_s)
-        on_card = device.type == "cuda"
         with self._together("join"):
             store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
             word = meet(store, place.rank, place.size, timeout_s=timeout_s)
             dist.init_process_group(
-                "nccl" if on_card else "gloo",
+                "nccl" if device.type == "cuda" else "gloo",
                 store=dist.PrefixStore(word, store),  # type: ignore[attr-defined]
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timeout,
-                device_id=device if on_card else None,
             )
             self._votes: Any = dist.new_group(backend="gloo", timeout=timeout)
             self._objects: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+            # Connects now: the memory that this takes on a card is better missed before the first step than in it.
+            dist.all_reduce(torch.zeros(1, device=device))
 
     def destroy(self) -> None:
         """Takes leave; for a team whose training came to its end on every process."""

@@ -114,4 +114,8 @@ def _hear(process: subprocess.Popen[str], emit: Emit) -> list[str]:
 def refuse_fsdp_alone(config: TrainConfig) -> None:
     """Sharding is over processes: with one there is nothing to shard over."""
     if config.fsdp and config.nproc == 1 and find_place() is None:
-        raise ConfigError("fsdp = True with nproc = 1", expected="several processes", remedy="Add --nproc 2 or more")
+        raise ConfigError(
+            "fsdp = True with nproc = 1",
+            expected="several processes",
+            remedy="Add --nproc 2 or more, or --no-fsdp; a checkpoint serves both",
+        )

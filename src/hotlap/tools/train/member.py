@@ -207,7 +207,8 @@ def ask_for_less(folder: Path, step: int, workers: int, error: HotlapError) -> N
     elif isinstance(error, LoaderDied):
         wanted = {"workers": workers // 2}
     if wanted:
-        write_atomic(folder / REQUEST, json.dumps({**wanted, "step": step, "why": error.what}) + "\n")
+        asked = {**(read_request(folder) or {}), **wanted, "step": step, "why": error.what}
+        write_atomic(folder / REQUEST, json.dumps(asked) + "\n")
 
 
 @contextlib.contextmanager
