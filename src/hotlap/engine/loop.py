@@ -101,6 +101,9 @@ class Trainer:
         """True when the training came to its end."""
         self._emit(events.start("train", self.parts.num_steps, "loading"))
         self._window.clear_clock()
+        if not self._end_epoch():  # the checkpoint may be of the end of an epoch, not yet evaluated
+            self._save()
+            return False
         if self._is_over() and self.progress.evaluated_step == self.progress.step:
             self._emit(events.note(f"nothing is left to do: {self._why_over()}"))
         while not self._is_over():
@@ -236,7 +239,7 @@ class Trainer:
         """Evaluates if it is time to; False when told to stop meanwhile."""
         progress, every = self.progress, self.config.eval_every
         if progress.position < self.parts.loader.num_batches:
-            return True  # the steps ended within the epoch
+            return True  # it has not ended: the steps have, or it is only resumed
         is_due = every > 0 and (progress.epoch + 1) % every == 0
         if is_due and progress.evaluated_step != progress.step and not self._evaluate():
             return False
@@ -362,9 +365,11 @@ class Trainer:
 
     def _note_bad_samples(self) -> None:
         """Says and lists those that are new; other processes' are listed with the next checkpoint."""
-        new = self.bad_samples.add("train", self.parts.loader.bad_samples.values())
-        if self.parts.evaluation is not None:
-            new += self.bad_samples.add("eval", self.parts.evaluation.bad_samples.values())
+        parts = self.parts
+        new = [f"training data, {bad}" for bad in self.bad_samples.add("train", parts.loader.bad_samples.values())]
+        if parts.evaluation is not None:
+            found = self.bad_samples.add("eval", parts.evaluation.bad_samples.values())
+            new += [f"evaluation data, {bad}" for bad in found]
         for bad in new:
             self._warn(f"a bad sample was left out: {bad}")
         if new and self.leads:
