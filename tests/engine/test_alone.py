@@ -38,9 +38,9 @@ def holder(tmp_path):
 
 def test_another_process_is_waited_for_and_then_named(tmp_path, holder):
     said = []
-    with pytest.raises(UsageError, match="another process trains in .*--resume"):
-        with alone_in(tmp_path, wait_s=0.2, say=said.append):
-            pytest.fail("two at a time")
+    held = pytest.raises(UsageError, match=r"another process trains in .*--resume")
+    with held, alone_in(tmp_path, wait_s=0.2, say=said.append):
+        pytest.fail("two at a time")
     assert said == [f"another process still trains in {str(tmp_path)!r}; waiting for it to leave"]
 
 

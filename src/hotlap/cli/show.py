@@ -94,6 +94,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         show_doctor(record, console)
         return
     _show_head(record, console)
+    if record.kind == "train":
+        from hotlap.cli.show_train import training_table
+
+        console.print(training_table(record))
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))

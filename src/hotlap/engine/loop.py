@@ -25,6 +25,7 @@ from hotlap.engine.exact import Team
 from hotlap.engine.journal import Journal
 from hotlap.engine.loader import Loaded
 from hotlap.engine.loader_death import explain_death
+from hotlap.engine.pace import Pace
 from hotlap.engine.parts import Parts, build
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.engine.progress import Outcome, Progress
@@ -59,6 +60,7 @@ class Trainer:
         self.progress = Progress()
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=config.keep, warn=self._warn)
         self.journal: Journal | None = None
+        self._pace: Pace | None = None
         self.bad_samples = BadSamples(self.folder)
         self._metrics: dict[str, float] = {}
         self._window = Window()
@@ -80,6 +82,7 @@ class Trainer:
             self.bad_samples.write()
             board = self.config.tensorboard
             self.journal = Journal(self.folder, tensorboard=board, resume_step=self.progress.step, resume_rows=rows)
+            self._pace = Pace(self.folder, resume_step=self.progress.step)
         try:
             finished = self._train()
         except OutOfMemory as error:
@@ -190,12 +193,16 @@ class Trainer:
         if values is None:
             return
         self._check_losses()
-        told = {"loss": values["loss"], "lr": window.rate, "micro": values["micro"]}
+        micro = self.parts.step.micro or self.parts.loader.batch
+        told = {"loss": values["loss"], "lr": window.rate, "micro": float(micro)}
         told |= {"grad_norm": values["grad_norm"]} if "grad_norm" in values else {}
         if self.journal is not None:
             self.journal.log(progress.step, self._epoch_number(), "train", told)
         left = (self.parts.num_steps - progress.step) * values["seconds_a_step"]
         card = self._card.read()
+        pace = {"samples_per_s": values["samples_per_s"], **card}
+        if self._pace is not None:
+            self._pace.log(progress.step, pace)
         words = [f"loss {values['loss']:.4g}", format_rate(values["samples_per_s"]), *in_words(card)]
         self._emit(
             events.Event(
@@ -204,7 +211,7 @@ class Trainer:
                 done=progress.step,
                 total=self.parts.num_steps,
                 text=f"epoch {self._epoch_number()}: " + ", ".join([*words, f"{format_s(left)} left"]),
-                data={"samples_per_s": values["samples_per_s"], "eta_s": left, **card},
+                data={**pace, "eta_s": left},
             )
         )
         window.clear()

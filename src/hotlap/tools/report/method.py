@@ -33,6 +33,12 @@ def method_sentences(record: RunRecord) -> list[str]:
             "A change is called faster or slower only when the test on process medians, corrected for the number of "
             "comparisons, supports it; otherwise it is inconclusive.",
         ]
+    if record.kind == "train":
+        return [
+            "Each step trains on one whole effective batch: however it is split to fit, losses are summed and divided "
+            "once by their true count.",
+            "Evaluations are of the averaged weights where there are any, in float32, on data not trained on.",
+        ]
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]
@@ -87,6 +93,10 @@ def limits(record: RunRecord) -> list[str]:
     """What the page does not show."""
     if record.kind == "doctor":
         return ["The checks saw this machine at one moment, under the load it had then."]
+    if record.kind == "train":
+        return [
+            "This is one training with one seed; another seed gives another curve, and a mean over some tells more."
+        ]
     found = ["The numbers hold for this machine, these versions and this batch; another of any may give another order."]
     processes, _ = replication(record)
     if record.kind == "bench" and processes < FEW_PROCESSES:
