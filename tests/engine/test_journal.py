@@ -112,6 +112,18 @@ def test_a_resumed_run_has_no_row_twice(tmp_path):
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_rows_of_the_resumed_step_that_came_after_its_checkpoint_are_dropped(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.log(5, 1, "train", {"loss": 1.0})
+        saved = journal.num_rows
+        journal.log(5, 1, "eval", {"loss": 2.0})
+        journal.log(6, 1, "train", {"loss": 3.0})
+    with Journal(tmp_path, resume_step=5, resume_rows=saved) as journal:
+        assert journal.num_rows == 1
+        journal.log(5, 1, "eval", {"loss": 2.0})
+    assert [(row.step, row.split) for row in read_journal(tmp_path)] == [(5, "train"), (5, "eval")]
+
+
 def test_a_running_journal_can_be_cut_back(tmp_path):
     with Journal(tmp_path) as journal:
         for step in (1, 2, 3, 2):

@@ -184,6 +184,9 @@ def test_errors_survive_the_way_to_the_parent():
         again = revive_error(json.loads(json.dumps(freeze_error(error))))
         assert type(again) is type(error)
         assert str(again) == str(error)
+    lost = type("StepLost", (OutOfMemory,), {})("gone", remedy="resume")
+    assert type(revive_error(freeze_error(lost))) is OutOfMemory
+    assert freeze_error(lost)["type"] == "StepLost"
     assert type(revive_error({"type": "Strange", "what": "a", "expected": "", "remedy": ""})) is HotlapError
 
 

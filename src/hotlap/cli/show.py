@@ -104,6 +104,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_loader import loader_table
 
         console.print(loader_table(record))
+    if record.kind == "train":
+        from hotlap.cli.show_train import training_table
+
+        console.print(training_table(record))
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))

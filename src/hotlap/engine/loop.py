@@ -24,6 +24,7 @@ from hotlap.engine.evaluate import evaluate, never
 from hotlap.engine.journal import Journal
 from hotlap.engine.loader import Loaded
 from hotlap.engine.loader_death import explain_death
+from hotlap.engine.pace import Pace
 from hotlap.engine.parts import Parts, build
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.engine.progress import Outcome, Progress
@@ -62,6 +63,7 @@ class Trainer:
         self.progress = Progress()
         self.store = CheckpointStore(self.folder / CHECKPOINTS, keep=config.keep, warn=self._warn)
         self.journal: Journal | None = None
+        self._pace: Pace | None = None
         self.bad_samples = BadSamples(self.folder)
         self._metrics: dict[str, float] = {}
         self._window = Window(1 if team is None else team.size)
@@ -83,6 +85,7 @@ class Trainer:
             self.bad_samples.write()
             board = self.config.tensorboard
             self.journal = Journal(self.folder, tensorboard=board, resume_step=self.progress.step, resume_rows=rows)
+            self._pace = Pace(self.folder, resume_step=self.progress.step)
         try:
             finished = self._train()
         except OutOfMemory as error:
@@ -104,6 +107,9 @@ class Trainer:
         """True when the training came to its end."""
         self._emit(events.start("train", self.parts.num_steps, "loading"))
         self._window.clear_clock()
+        if not self._end_epoch():  # the checkpoint may be of the end of an epoch, not yet evaluated
+            self._save()
+            return False
         if self._is_over() and self.progress.evaluated_step == self.progress.step:
             self._emit(events.note(f"nothing is left to do: {self._why_over()}"))
         while not self._is_over():
@@ -190,12 +196,16 @@ class Trainer:
         if values is None:
             return
         self._check_losses()
-        told = {"loss": values["loss"], "lr": window.rate, "micro": values["micro"]}
+        micro = self.parts.step.micro or self.parts.loader.batch
+        told = {"loss": values["loss"], "lr": window.rate, "micro": float(micro)}
         told |= {"grad_norm": values["grad_norm"]} if "grad_norm" in values else {}
         if self.journal is not None:
             self.journal.log(progress.step, self._epoch_number(), "train", told)
         left = (self.parts.num_steps - progress.step) * values["seconds_a_step"]
         card = self._card.read()
+        pace = {"samples_per_s": values["samples_per_s"], **card}
+        if self._pace is not None:
+            self._pace.log(progress.step, pace)
         words = [f"loss {values['loss']:.4g}", format_rate(values["samples_per_s"]), *in_words(card)]
         self._emit(
             events.Event(
@@ -204,7 +214,7 @@ class Trainer:
                 done=progress.step,
                 total=self.parts.num_steps,
                 text=f"epoch {self._epoch_number()}: " + ", ".join([*words, f"{format_s(left)} left"]),
-                data={"samples_per_s": values["samples_per_s"], "eta_s": left, **card},
+                data={**pace, "eta_s": left},
             )
         )
         window.clear()
@@ -240,7 +250,7 @@ class Trainer:
         """Evaluates if it is time to; False when told to stop meanwhile."""
         progress, every = self.progress, self.config.eval_every
         if progress.position < self.parts.loader.num_batches:
-            return True  # the steps ended within the epoch
+            return True  # it has not ended: the steps have, or it is only resumed
         is_due = every > 0 and (progress.epoch + 1) % every == 0
         if is_due and progress.evaluated_step != progress.step and not self._evaluate():
             return False
@@ -372,9 +382,11 @@ class Trainer:
 
     def _note_bad_samples(self) -> None:
         """Says and lists those that are new; other processes' are listed with the next checkpoint."""
-        new = self.bad_samples.add("train", self.parts.loader.bad_samples.values())
-        if self.parts.evaluation is not None:
-            new += self.bad_samples.add("eval", self.parts.evaluation.bad_samples.values())
+        parts = self.parts
+        new = [f"training data, {bad}" for bad in self.bad_samples.add("train", parts.loader.bad_samples.values())]
+        if parts.evaluation is not None:
+            found = self.bad_samples.add("eval", parts.evaluation.bad_samples.values())
+            new += [f"evaluation data, {bad}" for bad in found]
         for bad in new:
             self._warn(f"a bad sample was left out: {bad}")
         if new and self.leads:

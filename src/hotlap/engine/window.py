@@ -26,7 +26,7 @@ class Window:
     def clear(self) -> None:
         self._losses: list[torch.Tensor] = []
         self._norm: torch.Tensor | None = None
-        self._num_samples, self._micro, self._num_steps = 0, 0, 0
+        self._num_samples, self._num_steps = 0, 0
         self.clear_clock()
 
     def clear_clock(self) -> None:
@@ -44,18 +44,17 @@ class Window:
 
     def add(self, result: StepResult) -> None:
         self._losses.append(result.loss)
-        self._norm, self._micro = result.grad_norm, result.micro
+        self._norm = result.grad_norm
         self._num_samples += result.num_samples * self._num_processes
         self._num_steps += 1
 
     def state_dict(self) -> dict[str, Any]:
         """The losses of a row that is not written yet; a resumed run writes the same row."""
         norm = None if self._norm is None else float(self._norm)
-        return {"losses": [float(loss) for loss in self._losses], "micro": self._micro, "norm": norm}
+        return {"losses": [float(loss) for loss in self._losses], "norm": norm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._losses = [torch.tensor(loss, dtype=torch.float64) for loss in state["losses"]]
-        self._micro = state["micro"]
         self._norm = None if state["norm"] is None else torch.tensor(state["norm"], dtype=torch.float64)
 
     def losses(self) -> list[float]:
@@ -72,7 +71,7 @@ class Window:
         if not losses:
             return None
         finite = [loss for loss in losses if math.isfinite(loss)] or [math.nan]
-        found = {"loss": math.fsum(finite) / len(finite), "micro": float(self._micro)}
+        found = {"loss": math.fsum(finite) / len(finite)}
         if self._norm is not None:
             found["grad_norm"] = float(self._norm)
         seconds = max(time.perf_counter() - self._began, 1e-9)

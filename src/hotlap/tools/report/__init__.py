@@ -14,6 +14,7 @@ import hotlap
 from hotlap.base.errors import UsageError
 from hotlap.base.events import Emit, Event, advance, finish, ignore, start
 from hotlap.records.run import RunRecord, load_record, now, resolve_run, write_atomic
+from hotlap.tools.report.training import comparison_figures
 from hotlap.tools.report.view import page_title, run_view
 
 __all__ = ["ReportConfig", "render", "report"]
@@ -59,6 +60,7 @@ def render(records: list[RunRecord], title: str = "") -> str:
         .render(
             title=page_title(records, title),
             runs=[run_view(record, place) for place, record in enumerate(records)],
+            together=comparison_figures(records),
             style=Markup(_template("style.css")),  # our own files, not a record's words
             script=Markup(_template("page.js")),
             version=hotlap.__version__,

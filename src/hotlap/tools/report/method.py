@@ -40,6 +40,12 @@ def method_sentences(record: RunRecord) -> list[str]:
             "A rate is the median of windows that begin once the workers have started and the batches they had made "
             "meanwhile are used up, with a 95% interval by bootstrap over the windows.",
         ]
+    if record.kind == "train":
+        return [
+            "Each step trains on one whole effective batch: however it is split to fit, losses are summed and divided "
+            "once by their true count.",
+            "Evaluations are of the averaged weights where there are any, in float32, on data not trained on.",
+        ]
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]
@@ -94,6 +100,10 @@ def limits(record: RunRecord) -> list[str]:
     """What the page does not show."""
     if record.kind == "doctor":
         return ["The checks saw this machine at one moment, under the load it had then."]
+    if record.kind == "train":
+        return [
+            "This is one training with one seed; another seed gives another curve, and a mean over some tells more."
+        ]
     found = ["The numbers hold for this machine, these versions and this batch; another of any may give another order."]
     processes, _ = replication(record)
     if record.kind == "bench" and processes < FEW_PROCESSES:

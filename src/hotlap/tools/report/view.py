@@ -33,6 +33,7 @@ from hotlap.tools.report.method import (
 )
 from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows, tone_of, withheld
 from hotlap.tools.report.svg import Scale
+from hotlap.tools.report.training import training_figures
 from hotlap.tools.report.trust import Fact, trust_facts
 
 SHOWN_CHECKS = 3
@@ -106,6 +107,7 @@ class RunView:
     break_even_text: str = ""
     race: list[Candidate] = field(default_factory=list)
     findings: list[FindingGroup] = field(default_factory=list)
+    training: list[Figure] = field(default_factory=list)
     ceilings: list[Figure] = field(default_factory=list)
     loader: Figure | None = None
     refusals: list[str] = field(default_factory=list)
@@ -131,9 +133,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
         tone=tone,
         headline=headline_of(record),
         subject=subject_of(record),
-        alert=ALERTS.get(
-            record.status, "" if record.status == "complete" else f"This run's status is {record.status}."
-        ),
+        alert=alert_of(record),
         lines=list(record.verdict.lines) if record.verdict else [],
         facts=trust_facts(record),
         notes=list(record.notes),
@@ -149,6 +149,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
         break_even_text=str(even.get("text") or "") if isinstance(even, dict) else "",
         race=race_rows(record.extra.get("tuned_cpu")),
         findings=finding_groups(record.checks),
+        training=training_figures(record),
         ceilings=ceiling_figures(record),
         loader=loader_figure(record),
         refusals=refusals(record),
@@ -159,6 +160,13 @@ def run_view(record: RunRecord, place: int) -> RunView:
         command=command_line(record),
         path=record.path,
     )
+
+
+def alert_of(record: RunRecord) -> str:
+    """What a reader must know before anything else about a run that did not come to its end."""
+    if record.kind == "train" and record.status == "interrupted":
+        return "This training was stopped before its end; 'hotlap train --resume' goes on from its last checkpoint."
+    return ALERTS.get(record.status, "" if record.status == "complete" else f"This run's status is {record.status}.")
 
 
 def badge_of(record: RunRecord) -> tuple[str, str]:
@@ -185,6 +193,8 @@ def headline_of(record: RunRecord) -> str:
         return record.verdict.headline
     if record.kind == "doctor":
         return doctor_headline(record)
+    if record.kind == "train":
+        return f"{record.name}: the training {record.status}; its notes say why."
     if record.status != "complete":
         processes = len({m.process for m in record.measurements if m.quantity == "wall"})
         left = format_count(processes, "process", "processes")

@@ -60,7 +60,7 @@ def _end(
         return _close(record, folder, "failed", notes=[str(came), *notes])
     extra = {**record.extra, "outcome": came, "restarts": restarts, **extra}
     notes = [*came["warnings"], *notes]
-    return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came))
+    return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came, restarts))
 
 
 def which_checkpoint(resume: str) -> str:
@@ -80,19 +80,34 @@ def _close(record: RunRecord, folder: Path, status: str, **changes: Any) -> RunR
     return save(dataclasses.replace(record, status=status, finished_at=now(), **changes), folder)
 
 
-def _verdict(outcome: dict[str, Any]) -> Verdict:
-    """One line: what was reached, how fast, and what it took."""
+def _verdict(outcome: dict[str, Any], restarts: list[str]) -> Verdict:
+    """What was reached and how fast in one line, then what it took."""
     metrics = ", ".join(f"{name} {_figure(value)}" for name, value in list(outcome["metrics"].items())[:3])
     parts = [format_count(outcome["step"], "step"), metrics]
     parts += [format_rate(outcome["samples_per_s"])] if outcome["samples_per_s"] else []
-    if outcome["num_splits"]:
-        split = format_count(outcome["num_splits"], "time")
-        parts.append(f"memory ran out {split}, no step was lost ({format_s(outcome['recovery_s'])} at most)")
-    if outcome["num_bad_samples"]:
-        parts.append(f"{format_count(outcome['num_bad_samples'], 'bad sample')} left out")
     stopped = outcome["status"] == "interrupted"
     headline = ("stopped after " if stopped else "trained ") + "; ".join(part for part in parts if part)
-    return Verdict(outcome=outcome["status"], headline=headline, exit_code=EXIT_INTERRUPTED if stopped else 0)
+    exit_code = EXIT_INTERRUPTED if stopped else 0
+    return Verdict(outcome=outcome["status"], headline=headline, lines=_story(outcome, restarts), exit_code=exit_code)
+
+
+def _story(outcome: dict[str, Any], restarts: list[str]) -> list[str]:
+    """What happened on the way that a user should know."""
+    lines = []
+    if outcome["resumed_from"] is not None:
+        lines.append(f"Went on from step {outcome['resumed_from']}.")
+    if outcome["num_splits"]:
+        times, longest = format_count(outcome["num_splits"], "time"), format_s(outcome["recovery_s"])
+        lines.append(f"Memory ran out {times}; no step was lost, and the longest replay took {longest}.")
+    if outcome["recomputing"]:
+        lines.append("Activation checkpointing was switched on: some layers are computed twice.")
+    if restarts:
+        lines.append(f"Started again {format_count(len(restarts), 'time')} from the last checkpoint.")
+    if outcome["num_bad_samples"]:
+        lines.append(f"{format_count(outcome['num_bad_samples'], 'bad sample')} left out; bad_samples.txt lists them.")
+    if outcome["status"] == "interrupted":
+        lines.append("--resume goes on from the last checkpoint.")
+    return lines
 
 
 def _figure(value: float | None) -> str:

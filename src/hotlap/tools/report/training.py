@@ -1,0 +1,172 @@
+"""The figures of trainings, drawn from the journals beside their records; several share one frame."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from hotlap.base.errors import RecordError
+from hotlap.engine.journal import Row, read_journal
+from hotlap.engine.pace import PaceRow, read_pace
+from hotlap.records.run import RunRecord
+from hotlap.tools.report.curves import Axis, Curve, draw_curves
+from hotlap.tools.report.figures import Figure, figure
+
+NUM_COLOURS = 8
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What a training logged."""
+
+    label: str
+    rows: list[Row]
+    pace: list[PaceRow]
+
+    def points(self, split: str, name: str) -> list[Point]:
+        return [(row.step, row.values[name]) for row in self.rows if row.split == split and name in row.values]
+
+    def timed(self, split: str, name: str) -> list[Point]:
+        """The same over the seconds that training took; steps between two known times in proportion."""
+        return [(self._seconds(step), value) for step, value in self.points(split, name)] if self.pace else []
+
+    def paced(self, name: str) -> list[Point]:
+        return [(row.step, row.values[name]) for row in self.pace if name in row.values]
+
+    def _seconds(self, step: float) -> float:
+        place = bisect_right(self.pace, step, key=lambda row: row.step)
+        start, begin = (self.pace[place - 1].step, self.pace[place - 1].seconds) if place else (0, 0.0)
+        if place == len(self.pace):
+            return begin
+        after = self.pace[place]
+        return begin + (after.seconds - begin) * (step - start) / (after.step - start)
+
+
+def training_log(record: RunRecord, label: str = "") -> Log | None:
+    """The journal beside a training's record; None of any other record, or where nothing was logged."""
+    if record.kind != "train" or not record.path:
+        return None
+    folder = Path(record.path).parent
+    try:
+        rows = read_journal(folder)
+    except RecordError:
+        return None  # it ended before its first row, or only its record was copied here
+    return Log(label=label or record.name, rows=rows, pace=read_pace(folder)) if rows else None
+
+
+def training_figures(record: RunRecord) -> list[Figure]:
+    """Loss, scores, learning rate, micro-batch and speed over the steps of one training."""
+    log = training_log(record)
+    if log is None:
+        return []
+    found = [_loss_figure(log), *_score_figures(log)]
+    found += [
+        _steps_figure("Learning rate", "learning rate", log.points("train", "lr")),
+        _steps_figure("Gradient length", "length before clipping", log.points("train", "grad_norm")),
+        _micro_figure(log),
+        _steps_figure("Speed", "samples/s", log.paced("samples_per_s"), zero=True),
+        _steps_figure("How busy the card was", "GPU utilisation, %", log.paced("utilisation"), zero=True),
+    ]
+    return [drawn for drawn in found if drawn is not None]
+
+
+def _loss_figure(log: Log) -> Figure | None:
+    train, held_out = log.points("train", "loss"), log.points("eval", "loss")
+    curves = [Curve(label="training", css="a1", points=train)] if train else []
+    curves += [Curve(label="held-out data", css="a2", points=held_out, marked=True)] if held_out else []
+    caption = (
+        "Training: the mean of the steps since the point before, with dropout and augmentation. Dots: evaluations."
+    )
+    return _figure("Loss", curves, Axis(x="optimizer step", y="loss"), caption)
+
+
+def _score_figures(log: Log) -> list[Figure | None]:
+    """Scores between 0 and 1 share a frame; any other has its own."""
+    names = list(dict.fromkeys(name for row in log.rows if row.split == "eval" for name in row.values))
+    scores = {name: log.points("eval", name) for name in names if name != "loss"}
+    shares = {name: points for name, points in scores.items() if all(0 <= value <= 1 for _, value in points)}
+    curves = [
+        Curve(label=name, css=_colour(place + 2), points=points, marked=True)
+        for place, (name, points) in enumerate(shares.items())
+    ]
+    axis = Axis(x="optimizer step", y="score on held-out data")
+    others = [_steps_figure(name, name, points, marked=True) for name, points in scores.items() if name not in shares]
+    return [_figure("Scores", curves, axis), *others]
+
+
+def _micro_figure(log: Log) -> Figure | None:
+    rows = log.points("train", "micro")
+    changes = [after for before, after in pairwise(rows) if after[1] != before[1]]
+    points = [*rows[:1], *changes, *rows[-1:]]
+    caption = "Samples on the device at once. It falls where memory ran out and the step was replayed in smaller parts."
+    if len({value for _, value in points}) < 2:
+        return None  # the story says it: nothing happened
+    curve = Curve(label="micro-batch", css="a4", points=points, stepped=True)
+    return _figure("Micro-batch", [curve], Axis(x="optimizer step", y="samples", zero=True), caption)
+
+
+def _steps_figure(
+    title: str, what: str, points: Sequence[Point], *, zero: bool = False, marked: bool = False
+) -> Figure | None:
+    curve = Curve(label=what, css="a3", points=points, marked=marked)
+    return _figure(title, [curve] if points else [], Axis(x="optimizer step", y=what, zero=zero))
+
+
+def comparison_figures(records: Sequence[RunRecord]) -> list[Figure]:
+    """Several trainings in shared frames: loss over steps and over time, scores, speed; none for fewer than two."""
+    numbered = [(place + 1, record) for place, record in enumerate(records)]
+    logs = [log for number, record in numbered if (log := training_log(record, f"{number}. {_short(record)}"))]
+    if len(logs) < 2:
+        return []
+    steps, seconds = "optimizer step", "seconds of training"
+    has_eval = all(log.points("eval", "loss") for log in logs)
+    split, kind = ("eval", "loss on held-out data") if has_eval else ("train", "training loss")
+    common = [name for name in _eval_names(logs[0]) if all(name in _eval_names(log) for log in logs) and name != "loss"]
+    found = [
+        _overlay("Loss over steps", logs, lambda log: log.points(split, "loss"), Axis(x=steps, y=kind)),
+        _overlay("Loss over time", logs, lambda log: log.timed(split, "loss"), Axis(x=seconds, y=kind)),
+    ]
+    found += [
+        _overlay(name, logs, lambda log, name=name: log.timed("eval", name), Axis(x=seconds, y=name))  # type: ignore[misc]
+        for name in common
+    ]
+    speed = Axis(x=steps, y="samples/s", zero=True)
+    found.append(_overlay("Speed", logs, lambda log: log.paced("samples_per_s"), speed, marked=False))
+    return [drawn for drawn in found if drawn is not None]
+
+
+def _eval_names(log: Log) -> list[str]:
+    return list(dict.fromkeys(name for row in log.rows if row.split == "eval" for name in row.values))
+
+
+def _short(record: RunRecord) -> str:
+    """What tells one training of a page from another: target, device, precision."""
+    config = record.config
+    device = config.get("device", "")
+    if device == "auto":
+        device = "cuda" if record.environment.gpus else "cpu"
+    return " ".join(str(part) for part in (record.name, device, config.get("precision", "")) if part)
+
+
+def _overlay(
+    title: str, logs: Sequence[Log], points: Callable[[Log], list[Point]], axis: Axis, *, marked: bool = True
+) -> Figure | None:
+    curves = [
+        Curve(label=log.label, css=_colour(place), points=points(log), marked=marked) for place, log in enumerate(logs)
+    ]
+    return _figure(title, [curve for curve in curves if curve.points], axis)
+
+
+def _figure(title: str, curves: Sequence[Curve], axis: Axis, caption: str = "") -> Figure | None:
+    if not curves:
+        return None
+    legend = [(curve.css, curve.label) for curve in curves] if len(curves) > 1 else None
+    return figure(title, lambda width: draw_curves(curves, width, axis), caption, legend=legend)
+
+
+def _colour(place: int) -> str:
+    return f"a{1 + place % NUM_COLOURS}"
