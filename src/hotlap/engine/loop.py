@@ -339,7 +339,7 @@ class Trainer:
                 path = self.store.save(state, step=self.progress.step, score=score, higher_is_better=self._higher())
                 self._saved_path = str(path)
             if self.team is not None:
-                self.team.same(None)  # saving may take longer than the next vote would wait
+                self._saved_path = self.team.same(self._saved_path)  # and waits here: saving may take long
         self._is_saved = True
         self._saved_step, self._saved_at = self.progress.step, time.monotonic()
 
