@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import math
 import subprocess
@@ -98,6 +99,7 @@ def training(target: str, device: str, options: dict[str, Any], *, engine: bool)
         return 1e3 * (marks[-1] - marks[0]) / iterations  # each mark follows a wait for the device
 
     def bare(iterations: int) -> float:
+        gc.collect()  # what is left of the other loop's tensors must not be collected by forked workers
         torch.manual_seed(0)
         model = workload.build_model().to(device).train()
         optimizer = workload.optimizer(model)

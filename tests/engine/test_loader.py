@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import random
 
 import numpy
@@ -314,3 +316,35 @@ def test_torch_takes_the_arguments_as_they_are(settings):
     theirs = torch.utils.data.DataLoader(Numbers(), **settings.dataloader_arguments())
     assert (theirs.num_workers, theirs.persistent_workers) == (settings.num_workers, settings.persistent_workers)
     assert theirs.prefetch_factor == (None if not settings.num_workers else settings.prefetch_factor or 2)
+
+
+def test_a_worker_collects_no_garbage_of_its_parent():
+    """A tensor of a card that waits in a cycle for the collector would end a worker that collects it."""
+
+    class Left:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            if os.getpid() != parent:
+                os._exit(3)
+
+    class Collecting(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            gc.collect()
+            return torch.tensor(index)
+
+    parent = os.getpid()
+    gc.disable()
+    try:
+        loader = TrainLoader(Collecting(), batch=2, seed=0, settings=LoaderSettings(num_workers=1, prefetch_factor=1))
+        held = [Left() for _ in range(3)]
+        batches = loader.epoch(0)
+        del held
+        assert sum(loaded.num_samples for loaded in batches) == 4
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()

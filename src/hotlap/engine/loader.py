@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,7 @@ class TrainLoader:
     def _epoch(self, epoch: int, start: int) -> Iterator[Loaded]:
         tickets = self._tickets.list = self._cut(epoch, start)
         kills_before = oom_kill_count()
-        iterator = iter(self._open())
+        iterator = self._started()
         try:
             for ticket in tickets:
                 read = next(iterator, None)
@@ -117,6 +118,21 @@ class TrainLoader:
         finally:
             if not self.settings.persistent_workers:
                 _end(iterator)
+
+    def _started(self) -> Iterator[Any]:
+        """The DataLoader's iterator, its workers forked.
+
+        Whatever waits for the garbage collector here must not be collected there: a worker that gives back a tensor of
+        the card, with a context that did not survive the fork, aborts.
+        """
+        if not self.settings.num_workers:
+            return iter(self._open())
+        gc.collect()
+        gc.freeze()
+        try:
+            return iter(self._open())
+        finally:
+            gc.unfreeze()
 
     def _open(self) -> DataLoader:
         if self._loader is None:
