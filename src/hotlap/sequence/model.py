@@ -33,7 +33,7 @@ class BiLSTM(nn.Module):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PAD)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, bidirectional=True)
         self.head = nn.Linear(2 * hidden, classes)
@@ -44,7 +44,7 @@ class BiLSTM(nn.Module):
         x = self.embedding(tokens)
         for layer in range(self.lstm.num_layers):
             if layer > 0:
-                x = F.dropout(x, self.dropout, self.training)
+                x = self.dropout(x)
             x = self._read_both_ways(layer, x, padding)
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden)
         forward_end = x[..., :hidden].gather(1, last)[:, 0]
