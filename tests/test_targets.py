@@ -301,6 +301,8 @@ def test_the_loss_of_a_plain_module_fits_its_output():
     batch = maps.make_batch(2, torch.device("cpu"), generator(0))
     total, count = maps.loss(maps.build_model(), batch)
     assert count == 2 * 2 * 3 * 3 and total >= 0
+    rows = ModuleWorkload("r", lambda: nn.Flatten(0, 1), [InputSpec((3, 4))])
+    assert rows.loss(rows.build_model(), rows.make_batch(2, torch.device("cpu"), generator(0)))[1] == 2 * 3 * 4
 
 
 def test_the_loss_of_a_plain_module_is_the_sum_of_its_parts_however_it_is_split():

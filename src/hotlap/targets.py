@@ -96,7 +96,7 @@ class ModuleWorkload(Workload):
         import torch
 
         out = self.predict(model, batch)
-        if out.ndim == 2 and out.shape[1] > 1:
+        if out.ndim == 2 and out.shape[1] > 1 and out.shape[0] == batch[-1].shape[0]:
             return torch.nn.functional.cross_entropy(out, batch[-1] % out.shape[1], reduction="sum"), out.shape[0]
         return out.float().square().sum() if out.dtype != torch.float64 else out.square().sum(), out.numel()
 
