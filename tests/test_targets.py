@@ -301,6 +301,18 @@ def test_the_loss_of_a_plain_module_fits_its_output():
     batch = maps.make_batch(2, torch.device("cpu"), generator(0))
     total, count = maps.loss(maps.build_model(), batch)
     assert count == 2 * 2 * 3 * 3 and total >= 0
+    rows = ModuleWorkload("r", lambda: nn.Flatten(0, 1), [InputSpec((3, 4))])
+    assert rows.loss(rows.build_model(), rows.make_batch(2, torch.device("cpu"), generator(0)))[1] == 2 * 3 * 4
+
+
+def test_the_loss_of_a_plain_module_is_the_sum_of_its_parts_however_it_is_split():
+    workload = ModuleWorkload("c", lambda: nn.Linear(4, 3), [InputSpec((4,))])
+    batch = workload.make_batch(6, torch.device("cpu"), generator(0))
+    model = workload.build_model()
+    whole = workload.loss(model, batch)[0]
+    parts = [workload.loss(model, tuple(t[k : k + 2] for t in batch))[0] for k in (4, 0, 2)]
+    assert torch.allclose(torch.stack(parts).sum(), whole)
+    assert len(set((batch[-1] % 3).tolist())) > 1
 
 
 def test_classes_are_compared_by_their_top_one():

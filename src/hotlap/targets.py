@@ -72,8 +72,9 @@ class InputSpec:
 class ModuleWorkload(Workload):
     """A plain ``nn.Module`` factory with random inputs.
 
-    Its loss is cross-entropy against fixed classes where the output is [n, classes], and the sum of squares elsewhere:
-    enough to time a step and to check gradients, not to learn.
+    Its loss is cross-entropy against random classes where the output is [n, classes], and the sum of squares elsewhere:
+    enough to time a step and to check gradients, not to learn. A sample brings its class along, as a number that is
+    taken modulo however many classes there are; so its loss is the same wherever in a batch it stands.
     """
 
     def __init__(self, name: str, factory: Callable[[], nn.Module], inputs: Sequence[InputSpec]) -> None:
@@ -86,18 +87,21 @@ class ModuleWorkload(Workload):
         return self._factory()
 
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
-        return tuple(spec.draw(n, generator).to(device) for spec in self._inputs)
+        import torch
+
+        inputs = [spec.draw(n, generator).to(device) for spec in self._inputs]
+        return (*inputs, torch.randint(2**31 - 1, (n,), generator=generator).to(device))
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        return first_tensor(model(*batch))
+        *inputs, _ = batch
+        return first_tensor(model(*inputs))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
         import torch
 
         out = self.predict(model, batch)
-        if out.ndim == 2 and out.shape[1] > 1:
-            classes = torch.arange(out.shape[0], device=out.device) % out.shape[1]
-            return torch.nn.functional.cross_entropy(out, classes, reduction="sum"), out.shape[0]
+        if out.ndim == 2 and out.shape[1] > 1 and out.shape[0] == batch[-1].shape[0]:
+            return torch.nn.functional.cross_entropy(out, batch[-1] % out.shape[1], reduction="sum"), out.shape[0]
         return out.float().square().sum() if out.dtype != torch.float64 else out.square().sum(), out.numel()
 
     def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:

@@ -15,8 +15,10 @@ from hotlap.base.errors import DataError, LoaderDied, OutOfMemory, StorageError,
 from hotlap.engine import checkpoint as checkpoint_module
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import TrainConfig
+from hotlap.engine.diverged import Diverged, wrong_loss
 from hotlap.engine.journal import read_journal
-from hotlap.engine.loop import Diverged, Trainer
+from hotlap.engine.loop import Trainer
+from hotlap.engine.pace import read_pace
 from hotlap.workload import BadSample, Workload
 
 QUICK = {"epochs": 2, "log_every": 1, "lr": 0.02}
@@ -419,6 +421,43 @@ def test_a_workers_death_heard_of_within_a_step_is_no_fault_of_the_model(tmp_pat
 
     with pytest.raises(LoaderDied, match=r"worker \(pid 123\) died of Killed"):
         train(tmp_path, Interrupted())
+
+
+def test_workers_that_were_stopped_with_the_trainer_do_not_spoil_its_checkpoint(tmp_path):
+    stopping = []
+    made = trainer(tmp_path / "b", should_stop=lambda: bool(stopping))
+    batches = made.parts.loader.epoch
+
+    def die_after_three(*position):
+        for count, loaded in enumerate(batches(*position)):
+            if count == 3:
+                stopping.append(True)
+                raise LoaderDied("a loader's worker (pid 1) died of SIGTERM")
+            yield loaded
+
+    made.parts.loader.epoch = die_after_three
+    outcome = made.run()
+    assert (outcome.status, outcome.step) == ("interrupted", 3)
+    train(tmp_path / "b", resume=True)
+    assert (tmp_path / "b" / "metrics.jsonl").read_bytes() == whole(tmp_path / "a")
+
+
+def test_one_step_that_overflows_under_a_loss_scale_is_no_divergence():
+    assert wrong_loss([math.inf, 1.0], is_scaled=True) == ""
+    assert wrong_loss([math.inf, 1.0], is_scaled=False) == "the loss was inf"
+    assert wrong_loss([math.nan, math.inf], is_scaled=True) == "the loss was nan"
+    assert wrong_loss([], is_scaled=True) == wrong_loss([], is_scaled=False) == ""
+
+
+def test_the_pace_goes_on_after_a_resume_and_has_no_step_twice(tmp_path):
+    train(tmp_path, epochs=2, save_every=5, steps=9)
+    train(tmp_path, epochs=2, resume=True)
+    rows = read_pace(tmp_path)
+    assert [row.step for row in rows] == list(range(1, 15))
+    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    assert all(row.values["samples_per_s"] > 0 for row in rows)
+    (tmp_path / "pace.jsonl").write_text('{"step": 1, "seconds": 2.0, "values": {}}\n{"step": 2, "sec')
+    assert [row.step for row in read_pace(tmp_path)] == [1]
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):

@@ -162,6 +162,30 @@ def test_a_crash_that_is_no_kill_ends_in_its_last_words(child):
         child("sys.stderr.write('first\\nit broke\\n'); sys.stderr.flush(); os._exit(9)", restarts=0)
 
 
+def test_a_listener_that_fails_lets_the_training_save_before_it_ends(child):
+    body = (
+        "def leave(*_): checkpoint(3); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nsay({'event': {'kind': 'note'}})\ntime.sleep(30)"
+    )
+
+    def terminal_is_gone(event):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        child_with_listener(child, body, terminal_is_gone)
+    assert len(list(child.folder.glob("checkpoints/*"))) == len(child.jobs()) == 1
+
+
+def test_a_checkpoint_that_was_named_is_named_again_until_there_is_a_newer_one(child):
+    body = "checkpoint(9 if starts < 2 else 12); os.kill(os.getpid(), signal.SIGKILL)"
+    (child.folder.parent / "fake_child.py").write_text(FAKE + body)
+    (child.folder / "checkpoints").mkdir()
+    (child.folder / "checkpoints" / "step-00000009-0123456789abcdef.pt").touch()
+    with pytest.raises(Killed):
+        supervise(TrainConfig(target="t", restarts=3), child.folder, "old.pt", lambda event: None)
+    assert [job["resume"] for job in child.jobs()] == ["old.pt", "old.pt", "old.pt", "latest"]
+
+
 def test_a_training_that_dies_while_it_is_told_to_stop_is_not_started_again(child):
     body = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nsay({'event': {'kind': 'note'}})\ntime.sleep(30)"
 

@@ -7,6 +7,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from hotlap.base.errors import ConfigError, DataError, KernelUnavailable
 from hotlap.data.characters import PAD, VOCABULARY
+from hotlap.engine.dropout import key_dropout
+from hotlap.engine.exactness import find_inexact
 from hotlap.sequence.loss import text_cross_entropy
 from hotlap.sequence.metrics import text_scores
 from hotlap.sequence.model import BiLSTM
@@ -241,3 +243,26 @@ def test_real_texts():
     assert workload.label_names == ["0", "1"]
     scores = workload.metrics(workload.build_model(), workload.eval_data(), CPU)
     assert 0.3 < scores["accuracy"] < 0.7
+
+
+def test_its_dropout_can_be_keyed_by_sample_so_that_a_split_step_is_exact():
+    model = small_model(layers=3, dropout=0.5).train()
+    names = list(model.state_dict())
+    key = key_dropout(model, torch.device("cpu"))
+    assert key is not None and find_inexact(model, loss_is_separable=True) == []
+    assert list(model.state_dict()) == names
+    tokens, lengths = ragged_batch()
+    key.set_step(3)
+    whole = split(model, key, tokens, lengths, [(0, len(tokens))])
+    assert torch.allclose(split(model, key, tokens, lengths, [(0, 3), (3, len(tokens))]), whole)
+    key.set_step(4)
+    assert not torch.allclose(split(model, key, tokens, lengths, [(0, len(tokens))]), whole)
+
+
+def split(model, key, tokens, lengths, ranges):
+    """Class scores with the batch in parts, as a training step runs them."""
+    found = []
+    for begin, end in ranges:
+        key.set_first_sample(begin)
+        found.append(model(tokens[begin:end], lengths[begin:end]))
+    return torch.cat(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotlap.base import events
-from hotlap.base.errors import DataError, HotlapError, LoaderDied, OutOfMemory, UsageError, did_you_mean
+from hotlap.base.errors import DataError, LoaderDied, OutOfMemory, UsageError, did_you_mean
 from hotlap.base.events import Emit
 from hotlap.base.format import format_rate, format_s
 from hotlap.device.memory import peak_rss_bytes
@@ -20,6 +20,7 @@ from hotlap.engine.bad_samples import BadSamples
 from hotlap.engine.card_watch import CardWatch, in_words
 from hotlap.engine.checkpoint import Checkpoint, CheckpointStore
 from hotlap.engine.config import CHECKPOINTS, TrainConfig
+from hotlap.engine.diverged import Diverged, wrong_loss, wrong_weight
 from hotlap.engine.evaluate import evaluate, never
 from hotlap.engine.journal import Journal
 from hotlap.engine.loader import Loaded
@@ -29,16 +30,11 @@ from hotlap.engine.parts import Parts, build
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.engine.progress import Outcome, Progress
 from hotlap.engine.resume import load_parts, state_of
-from hotlap.engine.sums import local_part
 from hotlap.engine.window import Window
 from hotlap.workload import Workload
 
 if TYPE_CHECKING:
     from hotlap.engine.distributed import ProcessTeam
-
-
-class Diverged(HotlapError):
-    """The loss is no number any more."""
 
 
 class Trainer:
@@ -195,7 +191,7 @@ class Trainer:
         values = window.values()
         if values is None:
             return
-        self._check_losses()
+        self._check()
         micro = self.parts.step.micro or self.parts.loader.batch
         told = {"loss": values["loss"], "lr": window.rate, "micro": float(micro)}
         told |= {"grad_norm": values["grad_norm"]} if "grad_norm" in values else {}
@@ -223,28 +219,18 @@ class Trainer:
         """The epoch that is being trained or was just ended, from 1."""
         return self.progress.epoch + (self.progress.position > 0)
 
-    def _check_losses(self) -> None:
-        """Refuses to go on after the loss has diverged.
-
-        A loss scale lets single steps overflow and leaves them out, so there only a whole window tells.
-        """
-        losses = self._window.losses()
-        wrong = [loss for loss in losses if not math.isfinite(loss)]
-        if len(wrong) > (max(0, len(losses) - 1) if self.parts.step.scaler is not None else 0):
-            raise self._diverged(f"the loss was {wrong[0]}")
-
-    def _check_weights(self) -> None:
-        """Refuses to save weights that are of no use: a checkpoint is what one goes back to."""
-        found = [local_part(p.detach()).isnan().any() for p in self.parts.model.parameters()]
-        spoilt = bool(found) and bool(torch.stack(found).any())
-        if self.team.any_failed(spoilt) if self.team is not None else spoilt:
-            raise self._diverged("a weight was nan")
-
-    def _diverged(self, what: str) -> Diverged:
+    def _check(self, *, weights: bool = False) -> None:
+        """Raises when the training has diverged; ``weights`` are looked at where they are about to be saved."""
+        wrong = wrong_loss(self._window.losses(), is_scaled=self.parts.step.scaler is not None)
+        wrong = wrong or (wrong_weight(self.parts.model) if weights else "")
+        if weights and self.team is not None and self.team.any_failed(bool(wrong)):
+            wrong = wrong or "a weight of another process was nan"
+        if not wrong:
+            return
         remedy = "Take a smaller --lr, a --warmup or --clip-norm 1"
         if self._saved_path:
             remedy += f", and go on with --resume from the checkpoint of step {self._saved_step}"
-        return Diverged(f"{what} at step {self.progress.step}, in epoch {self._epoch_number()}", remedy=remedy)
+        raise Diverged(f"{wrong} at step {self.progress.step}, in epoch {self._epoch_number()}", remedy=remedy)
 
     def _end_epoch(self) -> bool:
         """Evaluates if it is time to; False when told to stop meanwhile."""
@@ -325,8 +311,7 @@ class Trainer:
         if self._is_saved:
             return
         with self._window.paused():
-            self._check_losses()
-            self._check_weights()
+            self._check(weights=True)
             mine: dict[str, Any] = {"random": rng_state(), "bad": self.parts.loader.bad_samples}
             all_of_them: list[dict[str, Any]] = [mine] if self.team is None else self.team.gather(mine)
             weights = self.parts.weights(keep=self.leads)

@@ -77,8 +77,12 @@ def supervise(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> Sup
         if len(restarts) >= config.restarts or fruitless >= 3:
             raise _give_up(answer, restarts, fruitless)
         before, config = config, _with_less(config) if answer.is_memory else config
-        resume = "latest" if _newest(folder) else ""
-        since = f"from step {_newest(folder)}" if resume else "from the beginning"
+        if not fruitless or resume in (
+            "",
+            "latest",
+        ):  # else it may not have got as far as to take the file it was given
+            resume = "latest" if _newest(folder) else ""
+        since = f"from step {_newest(folder)}" if resume == "latest" else f"from {resume or 'the beginning'}"
         told = f", now with workers = {config.workers}, prefetch = {config.prefetch}" if config != before else ""
         restarts.append(answer.what)
         emit(events.warn(f"{answer.what}; starting again {since}{told}"))
@@ -124,8 +128,8 @@ def _one_start(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> di
             start_new_session=True,
         ) as child:
             answer, told_to_stop = _listen(child, job, emit)
-        output.seek(begin)
-        tail = output.read()[-2000:].decode(errors="replace").strip()
+        output.seek(max(begin, output.seek(0, os.SEEK_END) - 2000))
+        tail = output.read().decode(errors="replace").strip()
     if answer is not None and "result" in answer:
         outcome: dict[str, Any] = answer["result"]
         return outcome
@@ -144,27 +148,38 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], emit: Emit) -> tu
     Its stdin stays open meanwhile; when this process dies, the child sees the end of it.
     """
     assert child.stdin is not None and child.stdout is not None
-    stdout, told_to_stop = child.stdout, False
+    stdout, told_to_stop, answer = child.stdout, False, None
     try:
         try:
-            child.stdin.write(json.dumps(job) + "\n")
-            child.stdin.flush()
-            answer = _read(stdout, emit)
-        except BrokenPipeError:  # it died before it had read its job
-            answer = None
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
+            if _send(child.stdin, job):
+                answer = _read(stdout, emit)
         except KeyboardInterrupt:
             told_to_stop = True
             emit(events.note("stopping after this step; a checkpoint is being saved (again to stop at once)"))
             child.send_signal(signal.SIGTERM)
             answer = _read_within(PATIENCE_S, lambda: _read(stdout, emit), child)
+        except Exception:  # who listens has failed, as a terminal that is gone does; the training can still be saved
+            child.send_signal(signal.SIGTERM)
+            _read_within(PATIENCE_S, lambda: _read(stdout, events.ignore), child)
+            raise
         child.wait()
     except BaseException:
         child.kill()
         child.wait()
         raise
     return answer, told_to_stop
+
+
+def _send(stdin: IO[str], job: dict[str, Any]) -> bool:
+    """Gives a process its job; False when it died before it had read it."""
+    try:
+        stdin.write(json.dumps(job) + "\n")
+        stdin.flush()
+    except BrokenPipeError:
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+        return False
+    return True
 
 
 def _read_within(seconds: float, read: Callable[[], Any], child: subprocess.Popen[str]) -> Any:

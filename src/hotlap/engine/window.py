@@ -58,12 +58,8 @@ class Window:
         self._norm = None if state["norm"] is None else torch.tensor(state["norm"], dtype=torch.float64)
 
     def losses(self) -> list[float]:
-        """The steps' losses in order; waits for the device once."""
-        if not self._losses:
-            return []
-        device = self._losses[-1].device
-        found: list[float] = torch.stack([loss.to(device, torch.float64) for loss in self._losses]).tolist()
-        return found
+        """The steps' losses in order; waits for the device."""
+        return [float(loss) for loss in self._losses]
 
     def values(self) -> dict[str, float] | None:
         """What happened in the window; None when nothing did."""

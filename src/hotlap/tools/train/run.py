@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, HotlapError
+from hotlap.base.errors import ConfigError, DataError, HotlapError, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count, format_rate, format_s
 from hotlap.engine.config import CHECKPOINTS, TrainConfig, find_training
@@ -44,7 +44,10 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         _close(record, folder, "interrupted", notes=["Stopped at once; --resume goes on from the last checkpoint."])
         raise
     except HotlapError as error:
-        _close(record, folder, "failed", notes=[str(error)])
+        if earlier and _is_wrong_request(error):
+            save(earlier, folder)  # or the next --resume would take over the setting that was refused
+        else:
+            _close(record, folder, "failed", notes=[str(error)])
         raise
     finally:
         emit(events.finish("train"))
@@ -61,6 +64,10 @@ def _end(
     extra = {**record.extra, "outcome": came, "restarts": restarts, **extra}
     notes = [*came["warnings"], *notes]
     return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came, restarts))
+
+
+def _is_wrong_request(error: HotlapError) -> bool:
+    return isinstance(error, UsageError) and not isinstance(error, (TargetError, DataError))
 
 
 def which_checkpoint(resume: str) -> str:
