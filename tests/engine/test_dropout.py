@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
+from hotlap.base.errors import UsageError
 from hotlap.engine.dropout import KeyedDropout, key_dropout
 
 SIGMAS = 5
@@ -217,3 +219,40 @@ def test_compiled_the_masks_are_the_same_and_steps_do_not_compile_anew():
 def test_its_settings_are_shown():
     model, _ = keyed(nn.Dropout2d(0.25))
     assert repr(model[0]) == "KeyedDropout(p=0.25, by_channel=True)"
+
+
+def test_a_models_own_checkpointing_meets_the_same_masks():
+    """Such a model calls its layers again in the backward pass; other masks there would spoil gradients silently."""
+
+    class Block(nn.Module):
+        def __init__(self, *, own_checkpoint):
+            super().__init__()
+            self.lin, self.drop, self.own = nn.Linear(6, 6).double(), nn.Dropout(0.5), own_checkpoint
+
+        def body(self, x):
+            return self.drop(torch.tanh(self.lin(x)))
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False) if self.own else self.body(x)
+
+    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for own in (False, True):
+        torch.manual_seed(0)
+        block = Block(own_checkpoint=own)
+        key = key_dropout(block, torch.device("cpu"))
+        key.set_step(3)
+        key.set_part(0, 5)
+        block(x).square().sum().backward()
+        found.append(block.lin.weight.grad)
+    assert torch.equal(found[0], found[1])
+
+
+def test_calls_that_cannot_be_told_apart_are_refused():
+    drop = nn.Sequential(nn.Dropout(0.5))
+    key = key_dropout(drop, torch.device("cpu"))
+    key.set_part(0, 4)
+    x = torch.ones(4, 8, requires_grad=True)
+    out = checkpoint(lambda x: drop(drop(x)), x, use_reentrant=False)
+    with pytest.raises(UsageError, match=r"called 2 times in one forward pass"):
+        out.sum().backward()

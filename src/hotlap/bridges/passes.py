@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import OutOfMemory, UsageError
-from hotlap.engine.dropout import KEYED_KINDS, KeyedDropout
+from hotlap.base.errors import OutOfMemory
+from hotlap.engine.dropout import KEYED_KINDS
 from hotlap.engine.exact import ExactStep, StepResult
 from hotlap.workload import Batch
 
@@ -55,9 +55,6 @@ class Passes:
             regrow_after=config.regrow_after,
             say=say,
         )
-        if self.step.key is not None:
-            for layer in self.step.key.layers:
-                layer.register_forward_pre_hook(self._count_again)
         for finding in self.step.inexact():
             say(f"a split step would not be exact: {finding}")
 
@@ -79,20 +76,6 @@ class Passes:
         del model
         assert self._part is not None
         return self._part(batch)
-
-    def _count_again(self, layer: nn.Module, inputs: Any) -> None:
-        """Lets a dropout layer lose the same units when the model's own checkpointing computes it a second time."""
-        del inputs
-        assert isinstance(layer, KeyedDropout)
-        if torch.compiler.is_compiling() or self.step.recomputing or torch._C._current_graph_task_id() == -1:
-            return
-        if layer.num_calls > 1:
-            raise UsageError(
-                f"a dropout layer (p = {layer.p}) is called {layer.num_calls} times in one forward pass "
-                "and computed again by the model's activation checkpointing",
-                expected="a layer of its own for each call",
-            )
-        layer.num_calls = 0
 
 
 class _Gradients(torch.optim.Optimizer):

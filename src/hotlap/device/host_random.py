@@ -24,16 +24,37 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+class HostRandom:
+    """Where Python's, numpy's and torch's CPU generators stand."""
+
+    def __init__(self) -> None:
+        import numpy
+        import torch
+
+        self._python, self._numpy, self._torch = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+
+    def restore(self) -> None:
+        import numpy
+        import torch
+
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+
+    def is_now(self) -> bool:
+        """Whether nothing has been drawn or seeded since."""
+        import numpy
+
+        now = HostRandom()
+        same = self._python == now._python and self._torch.equal(now._torch)
+        return same and all(map(numpy.array_equal, self._numpy, now._numpy))
+
+
 @contextlib.contextmanager
 def kept_host_random() -> Iterator[None]:
     """Gives Python's, numpy's and torch's CPU generators back as they were, whatever is drawn or seeded inside."""
-    import numpy
-    import torch
-
-    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    before = HostRandom()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        numpy.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        before.restore()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hotlap.base.errors import UsageError
+
 KEYED_KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that are replaced; those of a type derived from them are left alone."""
 
@@ -17,21 +19,29 @@ class StepKey:
     """Which step and which sample of its effective batch the model is working on; shared by all its dropout layers."""
 
     def __init__(self, device: torch.device) -> None:
-        # Tensors, so that a compiled model sees the same graph in every step.
-        self.step = torch.zeros((), dtype=torch.int32, device=device)
-        self.first_sample = torch.zeros((), dtype=torch.int32, device=device)
+        self._device = device
+        self._step = self._first_sample = 0
         self.num_samples = 0
         self.layers: list[KeyedDropout] = []
+        # A tensor, so that a compiled model sees the same graph in every step; made once for all layers.
+        self.seeds = self.seeds_of(0)
 
     def set_step(self, key: int) -> None:
-        self.step.fill_(key)
+        self._step = key
+        self.seeds = self.seeds_of(self.num_samples)
 
     def set_part(self, first_sample: int, num_samples: int) -> None:
         """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""
-        self.first_sample.fill_(first_sample)
-        self.num_samples = num_samples
+        self._first_sample, self.num_samples = first_sample, num_samples
+        self.seeds = self.seeds_of(num_samples)
         for layer in self.layers:
             layer.num_calls = 0
+
+    def seeds_of(self, num: int) -> Tensor:
+        """A number for each of ``num`` samples in this step, from the part's first one on."""
+        first = self._first_sample
+        sample = torch.arange(first, first + num, dtype=torch.int32, device=self._device)
+        return _mix(_mix(sample * _ODD + self._step))
 
 
 class KeyedDropout(nn.Module):
@@ -43,6 +53,9 @@ class KeyedDropout(nn.Module):
         self.num_calls = 0
         self.is_odd = False
         """Whether it has met an input whose first dimension does not go by sample."""
+        self.is_replayed = False
+        """While a block is computed again by :mod:`hotlap.engine.recompute`, which keeps count of the calls."""
+        self._places: dict[tuple[int, int], Tensor] = {}
 
     def join(self, key: StepKey) -> None:
         """From now on ``key`` says which step and which samples these are."""
@@ -54,12 +67,28 @@ class KeyedDropout(nn.Module):
             return x
         if self.p >= 1:
             return x * 0
-        self.num_calls += 1
+        call = self._call()
         shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.by_channel else list(x.shape)
-        keep = self._keep(shape, x.device)
+        keep = self._keep(shape, call, x.device)
         return torch.where(keep, x, 0) * (1 / (1 - self.p))
 
-    def _keep(self, shape: list[int], device: torch.device) -> Tensor:
+    def _call(self) -> int:
+        """Which call of this forward pass it is, from 1.
+
+        A model may checkpoint activations itself; its layers are then called again during the backward pass.
+        """
+        if torch.compiler.is_compiling() or self.is_replayed or torch._C._current_graph_task_id() == -1:
+            self.num_calls += 1
+            return self.num_calls
+        if self.num_calls > 1:
+            raise UsageError(
+                f"a dropout layer (p = {self.p}) is called {self.num_calls} times in one forward pass, and again "
+                "by the model's own activation checkpointing, so that its calls cannot be told apart",
+                remedy="Give each place a dropout layer of its own, or leave the checkpointing to --recompute on",
+            )
+        return 1
+
+    def _keep(self, shape: list[int], call: int, device: torch.device) -> Tensor:
         """Which units stay: a boolean tensor of ``shape``.
 
         Rows may be samples, or several to a sample, as where [n, time, width] was folded to [n * time, width].
@@ -67,16 +96,24 @@ class KeyedDropout(nn.Module):
         rows, width = shape[0], 1
         for size in shape[1:]:
             width *= size
-        num = self.key.num_samples or rows
-        if rows % num:
-            self.is_odd = True
-            num = rows
-        width *= rows // num
-        sample = self.key.first_sample + torch.arange(num, dtype=torch.int32, device=device)
-        seed = _mix(_mix(sample * _ODD + self.key.step) + (self.salt * 1013 + self.num_calls))
-        element = torch.arange(width, dtype=torch.int32, device=device) * _ODD
-        bits = _mix(seed[:, None] + element[None, :]) & 0x7FFFFFFF
-        return (bits >= min(round(self.p * 2**31), 2**31 - 1)).view(shape)
+        seeds = self.key.seeds
+        if self.key.num_samples == 0 or rows % self.key.num_samples:
+            self.is_odd = self.is_odd or self.key.num_samples > 0
+            seeds = self.key.seeds_of(rows)
+        width *= rows // max(1, len(seeds))
+        x = seeds[:, None] + self._place(width, call, device)
+        x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+        x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
+        return (x >= min(round(self.p * 2**32), 2**32 - 1) - 2**31).view(shape)
+
+    def _place(self, width: int, call: int, device: torch.device) -> Tensor:
+        """A number for each element of a sample, the same in every step."""
+        kept = self._places.get((width, call))
+        if kept is None or kept.device != device:
+            start = _mix(torch.tensor(self.salt * 1013 + call, dtype=torch.int32, device=device) * _ODD)
+            kept = start + torch.arange(width, dtype=torch.int32, device=device) * _ODD
+            self._places[width, call] = kept
+        return kept
 
     def extra_repr(self) -> str:
         return f"p={self.p}, by_channel={self.by_channel}"

@@ -94,13 +94,13 @@ def _contexts(
         later = [module._buffers[name] for module, name, _ in buffers]
         try:
             for layer, before in zip(dropouts, calls, strict=True):
-                layer.num_calls = before
+                layer.num_calls, layer.is_replayed = before, True
             for module, name, buffer in buffers:
                 module._buffers[name] = buffer
             yield
         finally:
             for layer, num in zip(dropouts, later_calls, strict=True):
-                layer.num_calls = num
+                layer.num_calls, layer.is_replayed = num, False
             for (module, name, _), now in zip(buffers, later, strict=True):
                 module._buffers[name] = now
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, get_worker_info
 
 from hotlap.base.errors import DataError, HotlapError
-from hotlap.device.host_random import derived_seed, kept_host_random, seed_host
+from hotlap.device.host_random import HostRandom, derived_seed, kept_host_random, seed_host
 from hotlap.engine.loader_death import explain_death
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.workload import BadSample, Batch
@@ -64,6 +64,7 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
     def __init__(self, data: Any, *, seed: int, collate: Callable[[list[Any]], Batch], skip_bad: bool) -> None:
         self.data, self.seed, self.collate, self.skip_bad = data, seed, collate, skip_bad
         self._sent_one = False
+        self._takes_many = hasattr(data, "__getitems__")
 
     def __getitem__(self, ticket: Ticket) -> tuple[Batch, Facts]:
         if get_worker_info() is not None:
@@ -73,6 +74,10 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
             return self._read(ticket)
 
     def _read(self, ticket: Ticket) -> tuple[Batch, Facts]:
+        at_once = self._at_once(ticket) if self._takes_many and ticket.indices else None
+        if at_once is not None:
+            slots_of_all = range(ticket.offset, ticket.offset + len(at_once))
+            return self._collated(at_once, Facts(ticket=ticket, slots=tuple(slots_of_all)))
         samples: list[Any] = []
         slots: list[int] = []
         bad: list[Skipped] = []
@@ -88,8 +93,25 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
             except Exception as error:  # noqa: BLE001 - whatever a dataset raises is told with the sample's index
                 return None, _failed(ticket, f"sample {index}", error, f"Load it by hand to see why: data[{index}]")
         facts = Facts(ticket=ticket, slots=tuple(slots), bad=tuple(bad))
-        if not samples:
-            return None, facts
+        return self._collated(samples, facts) if samples else (None, facts)
+
+    def _at_once(self, ticket: Ticket) -> list[Any] | None:
+        """All samples by one call, where the dataset has one (``__getitems__``, which torch's own loader uses too).
+
+        None when they must be read one by one after all: one of them is bad or fails, which is then told by its index,
+        or they draw random numbers, which must depend on each sample alone.
+        """
+        seed_host(derived_seed("samples", self.seed, ticket.epoch))
+        before = HostRandom()
+        try:
+            samples = list(self.data.__getitems__(list(ticket.indices)))
+        except Exception:  # noqa: BLE001 - read one by one, the sample at fault says what is wrong
+            return None
+        self._takes_many = len(samples) == len(ticket.indices) and before.is_now()
+        return samples if self._takes_many else None
+
+    def _collated(self, samples: list[Any], facts: Facts) -> tuple[Batch, Facts]:
+        ticket = facts.ticket
         try:
             return self.collate(samples), facts
         except Exception as error:  # noqa: BLE001 - as above, for the batch

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hotlap.device.host_random import HostRandom
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.sums import local_part
 
@@ -22,24 +21,18 @@ class RandomState:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._cpu = torch.get_rng_state()
+        self._host = HostRandom()
         self._card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._cpu)
+        self._host.restore()
         if self._card is not None:
             torch.cuda.set_rng_state(self._card, self._device)
 
     def is_now(self) -> bool:
         """Whether nothing has been drawn since."""
-        now = RandomState(self._device)
-        same = self._python == now._python and torch.equal(self._cpu, now._cpu)
-        same = same and (self._card is None or (now._card is not None and torch.equal(self._card, now._card)))
-        return same and all(map(np.array_equal, self._numpy, now._numpy))
+        same = self._card is None or torch.equal(self._card, torch.cuda.get_rng_state(self._device))
+        return same and self._host.is_now()
 
 
 class StepStart:
