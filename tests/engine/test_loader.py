@@ -348,3 +348,55 @@ def test_a_worker_collects_no_garbage_of_its_parent():
         assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
+
+
+class AtOnce(Dataset):
+    """Samples that come by one call as well; ``draws`` lets them draw, ``bad`` is one that cannot be read."""
+
+    def __init__(self, *, draws=False, bad=None):
+        self.draws, self.bad, self.calls = draws, bad, []
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        self.calls.append(index)
+        return self._one(index)
+
+    def __getitems__(self, indices):
+        self.calls.append(tuple(indices))
+        return [self._one(index) for index in indices]
+
+    def _one(self, index):
+        if index == self.bad:
+            raise BadSample(f"file {index}", "torn")
+        return torch.tensor(float(index)) + (torch.rand(()) if self.draws else 0)
+
+
+def one_epoch(data, **settings):
+    return list(TrainLoader(data, batch=4, seed=0, **settings).epoch(0))
+
+
+def test_samples_that_come_at_once_are_read_at_once():
+    data = AtOnce()
+    batches = one_epoch(data)
+    assert [len(call) for call in data.calls] == [4, 4, 4]
+    assert torch.cat([loaded.batch for loaded in batches]).tolist() == TrainLoader(data, batch=4, seed=0).order(0)
+    assert batches[1].slots == (0, 1, 2, 3)
+
+
+def test_samples_that_draw_are_read_one_by_one_for_their_own_numbers():
+    many, single = AtOnce(draws=True), AtOnce(draws=True)
+    single.__class__ = type("One", (AtOnce,), {"__getitems__": None})
+    reader = TrainLoader(single, batch=4, seed=0)
+    reader._reader._takes_many = False
+    want = [loaded.batch for loaded in reader.epoch(0)]
+    assert all(torch.equal(a.batch, b) for a, b in zip(one_epoch(many), want, strict=True))
+    assert [type(call) for call in many.calls] == [tuple] + [int] * 12
+
+
+def test_a_bad_one_among_them_is_told_by_its_index():
+    data = AtOnce(bad=7)
+    assert sum(loaded.num_samples for loaded in one_epoch(data, on_bad_sample="skip")) == 11
+    with pytest.raises(BadSample, match=r"7 \(file 7\): torn"):
+        one_epoch(AtOnce(bad=7))

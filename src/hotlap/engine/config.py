@@ -64,7 +64,7 @@ class TrainConfig:
     patience: int | None = None
     """Stops after so many evaluations without a better one."""
     workers: int | None = None
-    """Processes that load samples; by default measured against the model's step (0 to begin with a small data set)."""
+    """Processes that load samples; by default as many as the first steps show to be needed, often none."""
     prefetch: int = 2
     """Batches each of them reads ahead."""
     on_bad_sample: Literal["raise", "skip"] = "raise"

@@ -94,6 +94,11 @@ class TrainLoader:
             raise ConfigError(f"start = {start} is not in the epoch", expected=f"0 to {self.num_batches}")
         return self._epoch(epoch, start)
 
+    def go_on_with(self, settings: LoaderSettings) -> None:
+        """Other workers from the next call of ``epoch`` on; the batches stay the same."""
+        self.close()
+        self.settings = settings
+
     def close(self) -> None:
         """Ends persistent workers now; otherwise they end with the process."""
         if self._loader is not None:

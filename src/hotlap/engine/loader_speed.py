@@ -85,7 +85,7 @@ def measure_speed(loader: TrainLoader, device: torch.device, *, seconds: float, 
     return Speed(
         rates=rates,
         start_s=start_s,
-        batch_bytes=_batch_bytes(first.batch),
+        batch_bytes=batch_bytes(first.batch),
         worker_bytes=worker_bytes if loader.settings.num_workers else None,
         num_samples=loader.num_samples,
     )
@@ -107,7 +107,8 @@ def _window(batches: Iterator[Loaded], device: torch.device, seconds: float, at_
     return samples / (time.perf_counter() - began)
 
 
-def _batch_bytes(batch: Batch) -> int:
+def batch_bytes(batch: Batch | None) -> int:
+    """Bytes of a batch's tensors."""
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 

@@ -30,6 +30,7 @@ from hotlap.engine.parts import Parts, build
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.engine.progress import Outcome, Progress
 from hotlap.engine.resume import load_parts, state_of
+from hotlap.engine.settle import Settling
 from hotlap.engine.window import Window
 from hotlap.workload import Workload
 
@@ -68,6 +69,8 @@ class Trainer:
         self._saved_step, self._saved_at, self._saved_path = -1, time.monotonic(), ""
         self._random = torch.get_rng_state()
         self._card = CardWatch(device)
+        alone = team is None and config.workers is None
+        self._settling = Settling(device, config.prefetch) if alone else None
         for finding in self.parts.step.inexact():
             self._warn(f"a split step would not be exact: {finding}")
 
@@ -149,6 +152,8 @@ class Trainer:
                 return False
             if self._is_time_to_save():
                 self._save()
+            if self._settles():
+                return self._epoch()
         if len(parts.loader.bad_samples) == parts.loader.num_samples:
             raise DataError(
                 f"all {parts.loader.num_samples} samples of the training data are bad",
@@ -156,11 +161,24 @@ class Trainer:
             )
         return progress.position >= parts.loader.num_batches or progress.step >= parts.num_steps
 
+    def _settles(self) -> bool:
+        """Whether the loader now goes on with other settings, from the next batch on."""
+        if self._settling is None or not self._settling.is_over:
+            return False
+        settings, why = self._settling.settings()
+        self._settling = None
+        if settings.num_workers == 0:
+            return False
+        self._emit(events.note(why))
+        self.parts.loader.go_on_with(settings)
+        return True
+
     def _batches(self) -> Iterator[Loaded]:
         """The rest of the epoch; fewer when the loader's workers were told to stop together with this process."""
         loaded = self.parts.loader.epoch(self.progress.epoch, self.progress.position)
         try:
-            yield from DevicePrefetcher(loaded, self.parts.device, channels_last=self.config.channels_last)
+            batches = DevicePrefetcher(loaded, self.parts.device, channels_last=self.config.channels_last)
+            yield from batches if self._settling is None else self._settling.watched(batches)
         except LoaderDied:
             if self.team is not None or not self._should_stop():
                 raise
@@ -396,6 +414,7 @@ class Trainer:
             last_checkpoint=self._saved_path,
             samples_per_s=self._window.mean_rate(),
             micro=parts.step.micro,
+            workers=parts.loader.settings.num_workers,
             num_splits=progress.num_splits,
             recovery_s=progress.recovery_s,
             recomputing=parts.step.recomputing,

@@ -41,6 +41,8 @@ class Outcome:
     last_checkpoint: str = ""
     samples_per_s: float | None = None
     micro: int | None = None
+    workers: int = 0
+    """Of the loader, at the end."""
     num_splits: int = 0
     recovery_s: float = 0.0
     recomputing: bool = False

@@ -95,8 +95,10 @@ def _newest(folder: Path) -> int:
 
 
 def _with_less(config: TrainConfig) -> TrainConfig:
-    """Half the workers, each with one batch in hand; as it was when nothing is read ahead anyway."""
-    if not config.workers:
+    """Half the workers, each with one batch in hand, or none where their number was left open."""
+    if config.workers is None:
+        return dataclasses.replace(config, workers=0, prefetch=1)
+    if config.workers == 0:
         return config
     return dataclasses.replace(config, workers=config.workers // 2, prefetch=1)
 

@@ -51,7 +51,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         raise
     finally:
         emit(events.finish("train"))
-    return _end(record, folder, done.outcome, done.restarts, workers=done.config.workers or 0)
+    return _end(record, folder, done.outcome, done.restarts, workers=done.outcome["workers"])
 
 
 def _end(
