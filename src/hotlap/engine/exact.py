@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import Inexact, find_inexact
-from hotlap.engine.recompute import find_blocks, recompute_blocks
 from hotlap.engine.split import micro_ranges, num_samples, take
 from hotlap.engine.trace import Place, Tracer, place_of
 from hotlap.engine.undo import StepStart, Undo
+from hotlap.measure.dropout import key_dropout
+from hotlap.measure.recompute import find_blocks, recompute_blocks
 from hotlap.workload import Batch
 
 Loss = Callable[[nn.Module, Batch], "tuple[Tensor, Tensor | int]"]

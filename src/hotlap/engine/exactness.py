@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from hotlap.engine.dropout import KEYED_KINDS, KeyedDropout
+from hotlap.measure.dropout import KEYED_KINDS, KeyedDropout
 
 
 @dataclass(frozen=True)

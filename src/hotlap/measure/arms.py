@@ -23,12 +23,13 @@ OPTIONS = {
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
+    "recompute": "blocks forget their activations and compute them again in the backward pass",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "fused", "graph", "tuned")
+_SWITCHES = ("cudnn_benchmark", "fused", "graph", "recompute", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,8 @@ class ArmSpec:
     cudnn_benchmark: bool = False
     fused: bool = False
     graph: bool = False
+    recompute: bool = False
+    """Activation checkpointing, in training."""
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
     tuned: bool = False

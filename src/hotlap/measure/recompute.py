@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from hotlap.engine.dropout import KeyedDropout
+from hotlap.measure.dropout import KeyedDropout
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
