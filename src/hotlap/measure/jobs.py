@@ -248,6 +248,7 @@ JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "trial": trial,
     "fingerprint": fingerprint,
     "loader": "hotlap.engine.loader_job:measure_loader",
+    "watch": "hotlap.engine.verify_job:watch",
 }
 """A job of a room to the right is known by its import path, as targets are, and imported when it is asked for."""
 

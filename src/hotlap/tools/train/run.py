@@ -12,6 +12,7 @@ from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count, format_rate, format_s
 from hotlap.engine.config import TrainConfig, find_run
 from hotlap.engine.supervise import supervise
+from hotlap.engine.tuned import with_profile
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
@@ -23,10 +24,11 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     """Trains a target; the record's folder holds checkpoints, metrics and what happened on the way."""
     if not config.target:
         raise ConfigError("no target was given", remedy="Name one, as in 'hotlap train unet', or give --resume")
+    config, sources, told = with_profile(config, sources or {}, emit)
     name = config.name or config.target.rpartition(":")[2]
     folder = find_run(config.resume, config.runs) if config.resume else run_folder(config.runs, name)
     which = config.resume if Path(config.resume).is_file() else ("latest" if config.resume else "")
-    record = save(begin("train", name, config, sources or {}, capture(import_torch=False)), folder)
+    record = save(begin("train", name, config, sources, capture(import_torch=False)), folder)
     try:
         done = supervise(config, folder, which, emit)
     except KeyboardInterrupt:
@@ -39,7 +41,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         emit(events.finish("train"))
     outcome = done.outcome
     extra = {"outcome": outcome, "restarts": done.restarts, "workers": done.config.workers}
-    notes = [*outcome["warnings"], *(f"Started again: {why}." for why in done.restarts)]
+    notes = [*told, *outcome["warnings"], *(f"Started again: {why}." for why in done.restarts)]
     return _close(record, folder, outcome["status"], notes=notes, extra=extra, verdict=_verdict(outcome))
 
 
