@@ -54,11 +54,11 @@ class Trial:
 
 def trial(job: dict[str, Any], listen: Listen) -> Trial:
     """The job: ``arm``, ``batch``, ``mode``, ``seconds`` of timing, ``tail`` samples of a ragged end (0 for none)."""
-    import torch
-
     spec, batch = parse_arm(job["arm"]), int(job["batch"])
     listen(f"{spec.name} at batch {batch}", 0, 3)
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    import torch
+
     peak = PeakMemory(torch.device(spec.torch_device))
     session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
     timer = ArmTimer(session, seed=job["seed"])
