@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def fingerprint(job: dict[str, Any], listen: Listen) -> TunedKey:
         cuda=(torch.version.cuda or "") if device != "cpu" else "",
         cudnn=str(cudnn or ""),
         python=platform.python_version(),
-        model_hash=model_hash(workload, workload.build_model()),
+        model_hash=model_hash(job["target"], workload, workload.build_model()),
         signature=signature(workload),
     )
 
@@ -78,16 +79,14 @@ def _device_facts(device: Any) -> tuple[str, int, int]:
     return host.cpu_model, host.memory_limit_bytes or host.memory_bytes, host.usable_cores
 
 
-def model_hash(workload: Workload, model: nn.Module) -> str:
-    """A digest that changes with the source of the workload or of any module class, or with a parameter's shape.
+def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
+    """A digest that changes with the source of the target, the workload or any module class, or a parameter's shape.
 
     Modules of torch itself are left out: torch's version is part of the key.
     """
     classes = {type(workload), *(type(module) for module in model.modules())}
     files = {file for kind in classes if (file := _source_file(kind))}
-    factory = getattr(workload, "_factory", None)
-    if factory is not None and (file := _source_file(inspect.unwrap(factory))):
-        files.add(file)
+    files |= {file for file in [_target_file(target)] if file}
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(Path(file).name.encode() + Path(file).read_bytes())
@@ -95,6 +94,14 @@ def model_hash(workload: Workload, model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
     return digest.hexdigest()[:16]
+
+
+def _target_file(target: str) -> str:
+    """The file that ``file.py:factory`` or ``module:factory`` names; '' for a registered name."""
+    place, _, _ = target.rpartition(":")
+    if place.endswith(".py"):
+        return place
+    return str(getattr(sys.modules.get(place), "__file__", None) or "")
 
 
 def _source_file(thing: Any) -> str:

@@ -17,9 +17,10 @@ from hotlap.base.format import (
     format_percent,
     format_s,
 )
+from hotlap.base.stats import MIN_SAMPLES_FOR
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import EDGE
-from hotlap.tools.report.svg import circle, fit_scale, line, polyline, svg, text, text_px, x_axis, y_axis
+from hotlap.tools.report.svg import Scale, circle, fit_scale, line, polyline, svg, text, text_px, x_axis, y_axis
 
 SHOWN_ROWS = 14
 """Configurations in sight; the rest, slower ones, are folded."""
@@ -53,6 +54,7 @@ class Point:
     rate: float
     step_ms: float
     p95_ms: float
+    """Not a number where the steps timed were too few for it."""
     peak_bytes: float
 
 
@@ -91,12 +93,12 @@ def _point(batch: int, rows: Sequence[dict[str, Any]]) -> Point | None:
     medians = [statistics.median(row["wall_ms"]) for row in good]
     steps = sorted(ms for row in good for ms in row.get("interval_ms") or row["wall_ms"])
     peak = max((row["peak_bytes"] for row in good if row.get("peak_bytes")), default=math.nan)
-    p95 = steps[min(len(steps) - 1, math.ceil(0.95 * len(steps)) - 1)]
+    p95 = steps[math.ceil(0.95 * len(steps)) - 1] if len(steps) >= MIN_SAMPLES_FOR["p95"] else math.nan
     return Point(batch, statistics.median(1e3 * batch / ms for ms in medians), statistics.median(steps), p95, peak)
 
 
 def curves(record: RunRecord) -> list[Curve]:
-    """The arms that were run at two batches or more: the winner's first, then those with the most."""
+    """The winner's arm, and those that were run at two batches or more, the ones with the most first."""
     by_arm: dict[str, list[Point]] = {}
     failed: dict[str, list[int]] = {}
     for (arm, batch), rows in _groups(record).items():
@@ -106,11 +108,12 @@ def curves(record: RunRecord) -> list[Curve]:
         else:
             by_arm.setdefault(arm, []).append(point)
     winner = (_found(record).get("winner") or {}).get("arm")
-    many = [arm for arm, points in by_arm.items() if len(points) > 1]
+    many = [arm for arm, points in by_arm.items() if len(points) > 1 or arm == winner]
     ranked = sorted(many, key=lambda arm: (arm != winner, -len(by_arm[arm])))[:MAX_LINES]
     return [
         Curve(arm, f"a{1 + place}", sorted(by_arm[arm], key=lambda p: p.batch), sorted(failed.get(arm, [])))
         for place, arm in enumerate(ranked)
+        if len(many) > 1 or len(by_arm[arm]) > 1
     ]
 
 
@@ -186,18 +189,20 @@ def tune_facts(record: RunRecord) -> list[str]:
     return lines + [f"{arm}: {note}." for arm, note in sorted(notes)]
 
 
+def knee_curve(found: Sequence[Curve]) -> Curve:
+    """The arm whose knee is marked: the one that was run at the most batches."""
+    return max(found, key=lambda curve: len(curve.points))
+
+
 def batch_curve(found: Sequence[Curve], width: float) -> str:
-    """Throughput, latency and peak memory against the batch, one strip each; the first arm's knee is marked."""
+    """Throughput, latency and peak memory against the batch, one strip each; the knee is marked."""
     left, strip, right = 72.0, 150.0, width - EDGE
     batches = sorted({p.batch for c in found for p in c.points} | {b for c in found for b in c.failed})
     x_of = fit_scale([float(b) for b in batches], left + 10, right - 10, log=True, pad=0.0)
-    panels: list[tuple[str, Callable[[Point], float], Callable[[float], str], bool]] = [
-        ("samples/s", lambda p: p.rate, format_number, True),
-        ("95% of steps within, log", lambda p: p.p95_ms, format_ms, False),
-        ("peak memory", lambda p: p.peak_bytes, format_bytes, True),
-    ]
+    panels = _panels(found)
     bottom = strip * len(panels)
-    parts = []
+    ticks = [(float(b), str(b)) for b in _apart(batches, x_of)]
+    parts = [x_axis(x_of, 22, bottom - 14, ticks, "batch, log")]
     for place, (title, value, write, zero) in enumerate(panels):
         top = place * strip
         known = [value(p) for c in found for p in c.points if math.isfinite(value(p))]
@@ -209,12 +214,33 @@ def batch_curve(found: Sequence[Curve], width: float) -> str:
             parts.append(polyline([(x, y) for _, x, y in points], curve.css))
             parts += [circle(x, y, 4, f"spot {curve.css}", _tip(curve, p)) for p, x, y in points]
     parts.append(_failures(found, x_of, bottom))
-    parts.append(_knee(found[0], x_of(float(found[0].knee)), bottom, right))
-    every = max(1, math.ceil(len(batches) * 34 / max(x_of.end - x_of.start, 1)))
-    ticks = [(float(b), str(b)) for k, b in enumerate(batches) if k % every == 0]
-    parts.append(x_axis(x_of, 22, bottom - 14, ticks, "batch, log"))
+    longest = knee_curve(found)
+    parts.append(_knee(longest, x_of(float(longest.knee)), bottom, right))
     spoken = "; ".join(f"{c.arm} best {format_number(max(p.rate for p in c.points))} samples/s" for c in found)
     return svg(width, bottom + 30, f"Throughput, latency and memory against batch: {spoken}", "".join(parts))
+
+
+def _panels(
+    found: Sequence[Curve],
+) -> list[tuple[str, Callable[[Point], float], Callable[[float], str], bool]]:
+    """Title, value, how it is written, and whether its axis begins at zero."""
+    tails = all(math.isfinite(p.p95_ms) for c in found for p in c.points)
+    return [
+        ("samples/s", lambda p: p.rate, format_number, True),
+        ("95% of steps within, log", lambda p: p.p95_ms, format_ms, False)
+        if tails
+        else ("the median step, log", lambda p: p.step_ms, format_ms, False),
+        ("peak memory", lambda p: p.peak_bytes, format_bytes, True),
+    ]
+
+
+def _apart(batches: Sequence[int], x_of: Scale) -> list[int]:
+    """Those batches whose labels do not touch; the smaller of two neighbours is kept."""
+    shown: list[int] = []
+    for batch in batches:
+        if not shown or x_of(float(batch)) - x_of(float(shown[-1])) > text_px(str(batch)) + 12:
+            shown.append(batch)
+    return shown
 
 
 def _tip(curve: Curve, p: Point) -> str:
