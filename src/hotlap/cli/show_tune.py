@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.console import Console, Group
@@ -27,7 +26,6 @@ class TuneDoor:
         self._console, self._quiet = console, quiet
         self._live = Live(console=console, transient=True, refresh_per_second=2, auto_refresh=False)
         self._line, self._rows, self._last = "", list[dict[str, Any]](), ""
-        self._began = time.monotonic()
 
     def __enter__(self) -> TuneDoor:
         if not self._quiet and self._console.is_terminal:

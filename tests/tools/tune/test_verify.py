@@ -107,6 +107,7 @@ SEEN = {
         ("cuda:tf32+compile+cudnn_benchmark", {"batches": [4, 4]}, ["batch"]),
         ("cpu:threads=1+compile", {}, ["threads"]),
         ("cpu:compile+fused", {}, ["fused"]),
+        ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
     ],
 )
 def test_each_thing_that_differs_is_named(arm, change, wrong):

@@ -11,6 +11,8 @@ from hotlap.base.errors import ConfigError
 from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
+SHARES = {"arms": 0.6, "switches": 0.6, "batch": 0.6, "recompute": 0.7, "compile": 0.85}
+"""Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -51,10 +53,12 @@ class Budget:
         guess = self.compiled_guess_s if kind else self.first_guess_s
         return max(same, default=guess) + self.timed(rung)
 
-    def affords(self, lab: Spent, config: Config, rung: int) -> bool:
-        """Whether a trial fits with the winner's last run kept back; the first trial of all is always made."""
+    def affords(self, lab: Spent, config: Config, rung: int, stage: str) -> bool:
+        """Whether a trial fits into its stage's share, and with the winner's last run kept back; the first always."""
         if not lab.rows:
             return True
+        if self.spent(lab) > SHARES.get(stage, 1.0) * self.seconds:
+            return False
         cost = self.cost(lab.rows, config, rung)
         last = self.cost(lab.rows, config, 2)
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)

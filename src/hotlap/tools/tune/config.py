@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotlap.base.errors import ConfigError
+from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 from hotlap.tools.tune.budget import parse_budget
@@ -99,10 +100,12 @@ class TuneConfig:
 def find_search(text: str, runs: Path) -> RunRecord:
     """The record of the search that ``text`` names; 'latest' is the newest search, whatever else ran since."""
     if text == "latest":
-        newest = next((record for record in map(load_record, find_runs(runs)) if record.kind == "tune"), None)
-        if newest is None:
-            raise ConfigError(f"resume = 'latest', but no search lies under {str(runs)!r}")
-        return newest
+        for file in find_runs(runs):
+            with contextlib.suppress(RecordError):  # a torn record of another run is not in the way
+                record = load_record(file)
+                if record.kind == "tune":
+                    return record
+        raise ConfigError(f"resume = 'latest', but no search lies under {str(runs)!r}")
     record = load_record(resolve_run(text, runs))
     if record.kind != "tune":
         raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a tune")

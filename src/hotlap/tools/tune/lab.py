@@ -136,6 +136,8 @@ def _measured(answer: Trial) -> dict[str, Any]:
         notes.append(f"torch.compile broke the graph {answer.num_breaks} times")
     if answer.num_recompiles:
         notes.append(f"torch.compile compiled again {answer.num_recompiles} times while steps were timed")
+    if answer.tail_graphs:
+        notes.append(f"torch.compile made {answer.tail_graphs} more graphs for the ragged tail")
     return {
         "status": OK,
         "wall_ms": answer.wall_ms,

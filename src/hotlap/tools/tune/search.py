@@ -31,6 +31,8 @@ GAIN = 0.02
 FALL = 0.85
 """Of the best rate; a batch below it ends the climb at once."""
 MAX_RUNG = 2
+RACE_RUNG = 1
+"""Where a race ends that only decides what is tried next; the last ones are run up to MAX_RUNG."""
 
 
 class Lab(Protocol):
@@ -128,21 +130,24 @@ class Search:
     def _try(self, stage: str, config: Config, rung: int = 0) -> Estimate | None:
         """What is known of a configuration after one more trial at ``rung``; a death for memory is tried once more."""
         for attempt in range(2):
-            if not self._affords(config, rung, f"{stage}: {config}"):
+            if not self._affords(stage, config, rung):
                 break
             row = self.lab.trial(stage, config, rung=rung, attempt=attempt, tail=0)
             if row.status not in MEMORY_DEATHS:
                 break
         return estimates(self.lab.rows).get(config)
 
-    def _affords(self, config: Config, rung: int, what: str) -> bool:
+    def _affords(self, stage: str, config: Config, rung: int) -> bool:
         if any(r.config == config and r.rung == rung and r.tail == 0 for r in self.lab.rows):
             return True  # costs nothing, or is the second attempt of one that was paid for
-        if self.budget.affords(self.lab, config, rung):
+        if self.budget.affords(self.lab, config, rung, stage):
             return True
-        if "budget" not in self._told:
-            self._told.add("budget")
-            self.lab.note(f"the budget of {self.budget.seconds:g} s ended before {what}; what came after was left out")
+        if stage not in self._told:
+            self._told.add(stage)
+            self.lab.note(
+                f"the budget of {self.budget.seconds:g} s left no time for {stage}: {config}, and for what would have "
+                "followed in that stage"
+            )
         return False
 
     def _race(
@@ -150,7 +155,7 @@ class Search:
     ) -> list[ArmSpec]:
         """The best ``keep`` arms at one batch, by successive halving: fewer arms, each timed longer in turn."""
         alive = {Config(arm.name, batch): arm for arm in arms}
-        for rung in range(MAX_RUNG + 1):
+        for rung in range(RACE_RUNG + 1):
             for config in alive:
                 self._try(stage, config, rung)
             known = estimates(self.lab.rows)
@@ -159,14 +164,14 @@ class Search:
                 return []
             best = known[ranked[0]]
             near = [c for c in ranked if _near(known[c], best, margin)]
-            if len(near) <= 1 or rung == MAX_RUNG or (margin is None and (rung or len(ranked) <= keep)):
+            if len(near) <= 1 or rung == RACE_RUNG or margin is None:
                 break
             alive = {c: alive[c] for c in near[: max(keep, -(-len(ranked) // 2))]}
         return [alive[c] for c in ranked[:keep]]
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
         """The leader, with those switches turned that make it faster here."""
-        forms = [form for form in self.space.switched(leader) if not form.recompute or leader.recompute]
+        forms = self.space.switched(leader)
         best = self._race("switches", [leader, *forms], batch, keep=1, margin=MARGIN) if forms else [leader]
         return best[0] if best else leader
 
@@ -241,7 +246,8 @@ class Search:
             return leader, batch
         kept = {name: getattr(leader, name) for name in ("fused", "cudnn_benchmark", "threads", "sdpa")}
         others = [dataclasses.replace(arm, **kept) for arm in leaders]
-        arms = [a for a in dict.fromkeys([leader, *others, *self.space.switched(leader)]) if self.space.allows(a)]
+        together = self.space.switched(leader)[-1:]
+        arms = [a for a in dict.fromkeys([leader, *others, *together]) if self.space.allows(a)]
         ranked = self._race("arms", arms, batch, keep=1, margin=MARGIN)
         if not ranked or ranked[0] == leader:
             return leader, batch

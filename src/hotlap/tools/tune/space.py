@@ -42,7 +42,7 @@ class Space:
         single = [_change(arm, change) for change in self.switches]
         flags = {key: value for change in self.switches for key, value in change.items() if value is True}
         together = [_change(arm, flags)] if len(flags) > 1 else []
-        return _unique([a for a in [*single, *together] if a != arm and self.allows(a)])
+        return _unique([a for a in [*single, *together] if a != arm and self.allows(a)])  # the last: all together
 
     def compile_forms(self, arm: ArmSpec) -> list[ArmSpec]:
         """``arm`` compiled or recorded, in each way there is."""

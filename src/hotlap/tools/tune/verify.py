@@ -106,6 +106,8 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         layouts = {True: "channels_last", False: "contiguous"}
         saw, asked = seen["channels_last"], arm.channels_last
         found.append(_check("layout", saw == asked, layouts[saw], layouts[asked]))
+    if arm.graph and profile.key.mode == "train":
+        found.append(_check("graph", False, "off", "on, which a training does not do"))
     return found + _device_checks(arm, seen)
 
 
