@@ -139,17 +139,17 @@ def test_compiled_forms_get_their_part_of_a_short_budget():
     run(machine, budget=300)
     assert any(row.stage == "compile" for row in machine.rows)
     eager = sum(row.seconds for row in machine.rows if row.stage in ("arms", "switches", "batch"))
-    assert eager <= 0.6 * 300 + 8 + 0.5 * 9
+    assert eager <= 0.55 * 300 + 8 + 0.5 * 9
 
 
-@pytest.mark.parametrize("dies_after", [1, 4, 9, 17, 22])
+@pytest.mark.parametrize("dies_after", [1, 4, 9, 17, 22, 25])
 def test_a_search_that_was_killed_goes_on_without_repeating_a_trial(dies_after):
     whole = Machine(seed=3)
     expected = run(whole, budget=400)
     cut = Machine(seed=3, dies_after=dies_after)
     with pytest.raises(KeyboardInterrupt):
         run(cut, budget=400)
-    again = Machine(seed=3, rows=list(cut.rows), gates=dict(cut.gates))
+    again = Machine(seed=3, earlier=list(cut.rows), earlier_gates=dict(cut.gates))
     outcome = run(again, budget=400)
     assert outcome.winner == expected.winner
     assert cut.num_run + again.num_run == whole.num_run

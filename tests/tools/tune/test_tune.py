@@ -20,7 +20,7 @@ from hotlap.records.run import load_record
 from hotlap.records.tuned import ProfileStore, only_search, read_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.rows import Config
+from hotlap.tools.tune.rows import Config, GateRow, Row
 
 TINY = """
 from torch import nn
@@ -99,6 +99,18 @@ def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, m
     keys = [(r["arm"], r["batch"], r["rung"], r["attempt"], r["tail"]) for r in found(record)["rows"]]
     assert len(keys) == len(set(keys))
     assert f"Resumed with {len(before)} trials of an earlier start." in record.notes
+
+
+def test_rows_of_an_earlier_life_are_seen_only_when_they_are_asked_for():
+    rows = [Row(stage="arms", arm="cpu", batch=b, rung=0, wall_ms=[1.0], seconds=3.0) for b in (4, 8)]
+    gates = [GateRow(arm="cpu", passed=True, error=0.1)]
+    budget = Budget(seconds=9, rung_seconds=0.1)
+    laboratory = lab.ProcessLab(config(), budget, rows=rows, gates=gates, saved=lambda: None, say=pytest.fail)
+    assert laboratory.rows == [] and laboratory.gates == {} and budget.spent(laboratory) == 0
+    assert laboratory.trial("arms", Config("cpu", 8), rung=0, attempt=0, tail=0) == rows[1]
+    laboratory.gate(["cpu:threads=2"])
+    assert laboratory.rows == [rows[1]] and budget.spent(laboratory) == 3.0
+    assert laboratory.all_rows == [rows[1], rows[0]] and laboratory.all_gates == gates, "none is lost by a save"
 
 
 def hotlap_resolved(**settings):

@@ -11,7 +11,7 @@ from hotlap.base.errors import ConfigError
 from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
-SHARES = {"arms": 0.6, "switches": 0.6, "batch": 0.6, "recompute": 0.7, "compile": 0.85}
+SHARES = {"batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85}
 """Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -38,7 +38,7 @@ class Budget:
     """Timed seconds of a trial at rung 0; three times as many with each rung."""
     first_guess_s: float = 10.0
     """What a trial costs before one was run."""
-    compiled_guess_s: float = 60.0
+    compiled_guess_s: float = 40.0
 
     def spent(self, lab: Spent) -> float:
         return spent(lab.rows, lab.gates)

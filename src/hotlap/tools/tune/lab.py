@@ -20,7 +20,10 @@ from hotlap.tools.tune.search import numeric_class
 
 
 class ProcessLab:
-    """Runs what a search asks for; what it was given from an earlier life it does not run again."""
+    """Runs what a search asks for; what an earlier life has run it takes from there, when it is asked for again.
+
+    Until then a search does not see it, so that it decides as it did then.
+    """
 
     def __init__(
         self,
@@ -33,8 +36,9 @@ class ProcessLab:
         say: Callable[[str], None],
     ) -> None:
         self.config, self.budget = config, budget
-        self.rows = list(rows)
-        self.gates = {gate.arm: gate for gate in gates}
+        self.rows: list[Row] = []
+        self.gates: dict[str, GateRow] = {}
+        self._earlier_rows, self._earlier_gates = list(rows), {gate.arm: gate for gate in gates}
         self.full_gates: list[Gate] = []
         self.notes: list[str] = []
         self.doing: Callable[[str], None] = say
@@ -44,6 +48,11 @@ class ProcessLab:
         known = [row for row in self.rows if row.is_for(config.arm, config.batch, rung, attempt, tail)]
         if known:
             return known[0]
+        earlier = [row for row in self._earlier_rows if row.is_for(config.arm, config.batch, rung, attempt, tail)]
+        if earlier:
+            self._earlier_rows.remove(earlier[0])
+            self.rows.append(earlier[0])
+            return earlier[0]
         self.doing(f"{stage}: {config}")
         began = time.monotonic()
         found = self._run(config, rung, tail)
@@ -60,6 +69,15 @@ class ProcessLab:
         self.rows.append(row)
         self._saved()
         return row
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """With those of an earlier life that were not asked for yet."""
+        return [*self.rows, *self._earlier_rows]
+
+    @property
+    def all_gates(self) -> list[GateRow]:
+        return [*self.gates.values(), *self._earlier_gates.values()]
 
     def _job(self, job: str, **extra: Any) -> dict[str, Any]:
         c = self.config
@@ -85,6 +103,8 @@ class ProcessLab:
 
     def gate(self, arms: Sequence[str]) -> None:
         asked = [name for name in dict.fromkeys(map(numeric_class, arms)) if name not in self.gates]
+        self.gates |= {name: self._earlier_gates.pop(name) for name in asked if name in self._earlier_gates}
+        asked = [name for name in asked if name not in self.gates]
         if not asked:
             return
         self.doing(f"numeric gate: {', '.join(asked)}")

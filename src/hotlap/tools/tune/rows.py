@@ -31,7 +31,7 @@ class Row:
     """One trial in one process."""
 
     stage: str
-    """What the search was after: arms, switches, batch, compile, final, confirm."""
+    """What the search was after: scout, batch, arms, switches, recompute, compile, final or confirm."""
     arm: str
     batch: int
     rung: int

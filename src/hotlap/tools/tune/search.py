@@ -18,7 +18,7 @@ from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row
 from hotlap.tools.tune.space import Space
 
 NUM_LEADERS = 3
-"""Arms that the first race leaves: the order may change with the batch."""
+"""Arms that a race leaves, and configurations that are timed again at the end."""
 NUM_FINALISTS = 2
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
@@ -81,13 +81,14 @@ class Search:
 
     def run(self) -> Outcome:
         """The fastest configuration that was run and gives the right answer, or none."""
-        firsts = self._right(list(self.space.firsts))
-        batch, leaders = self._first_race(firsts)
-        if leaders:
+        batch, arms = self._scout(self._right(list(self.space.firsts)))
+        if arms:
+            # The batch first: at a small one the launches decide, and all arms look alike.
+            batch = self._best_batch(arms[0], batch)
+            leaders = self._race("arms", arms, batch, keep=NUM_LEADERS) or arms[:1]
             leader = self._switch(leaders[0], batch)
-            if not self.space.fixed:
+            if leader != arms[0]:
                 batch = self._best_batch(leader, batch)
-                leader, batch = self._race_again(leaders, leader, batch)
             self._recompute(leader, batch)
             self._compile(leader, batch)
         return self._finish()
@@ -107,21 +108,28 @@ class Search:
             return False
         return True
 
-    def _first_race(self, arms: list[ArmSpec]) -> tuple[int, list[ArmSpec]]:
-        """The batch at which something runs, and the leaders there."""
+    def _scout(self, arms: list[ArmSpec]) -> tuple[int, list[ArmSpec]]:
+        """The batch at which something runs, and the arms to go on with, the one to climb with first.
+
+        The plainest and the leanest are tried; where neither fits, half the batch; in the end, recomputation.
+        """
         batch = self.space.batch
         while arms and batch >= 1:
-            # The plainest and the leanest say whether anything fits, before all are tried.
             scouts = list(dict.fromkeys([arms[0], arms[-1]]))
-            if any(self._try("arms", Config(arm.name, batch)) for arm in scouts):
-                return batch, self._race("arms", arms, batch, keep=NUM_LEADERS, margin=None)
+            ran = [arm for arm in scouts if self._try("scout", Config(arm.name, batch))]
+            if ran:
+                faster = max(ran, key=lambda arm: self._rate(arm, batch))
+                return batch, list(dict.fromkeys([faster, *arms]))
             if self.space.fixed or not self._died_of_memory(scouts, batch):
                 break
             batch //= 2
-        lean = [form for arm in arms for form in self.space.recomputed(arm)]
-        batch = max(batch, 1) if self.space.fixed else 1
-        ran = [arm for arm in lean if self._try("recompute", Config(arm.name, batch))]
-        return (batch, ran) if ran else (batch, self._race("arms", arms, batch, keep=NUM_LEADERS, margin=None))
+        batch = self.space.batch if self.space.fixed else 1
+        lean = [form for arm in reversed(arms) for form in self.space.recomputed(arm)]
+        for place, arm in enumerate(lean):
+            if self._try("recompute", Config(arm.name, batch)):
+                return batch, [arm, *lean[:place], *lean[place + 1 :]]
+        others = [arm for arm in arms[1:-1] if self._try("scout", Config(arm.name, batch))]
+        return batch, others
 
     def _died_of_memory(self, arms: Sequence[ArmSpec], batch: int) -> bool:
         configs = {Config(arm.name, batch) for arm in arms}
@@ -150,9 +158,7 @@ class Search:
             )
         return False
 
-    def _race(
-        self, stage: str, arms: Sequence[ArmSpec], batch: int, *, keep: int, margin: float | None
-    ) -> list[ArmSpec]:
+    def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int, *, keep: int) -> list[ArmSpec]:
         """The best ``keep`` arms at one batch, by successive halving: fewer arms, each timed longer in turn."""
         alive = {Config(arm.name, batch): arm for arm in arms}
         for rung in range(RACE_RUNG + 1):
@@ -162,21 +168,22 @@ class Search:
             ranked = sorted((c for c in alive if c in known), key=lambda c: -known[c].rate)
             if not ranked:
                 return []
-            best = known[ranked[0]]
-            near = [c for c in ranked if _near(known[c], best, margin)]
-            if len(near) <= 1 or rung == RACE_RUNG or margin is None:
+            near = [c for c in ranked if _near(known[c], known[ranked[0]], MARGIN)]
+            if len(near) <= 1 or rung == RACE_RUNG:
                 break
-            alive = {c: alive[c] for c in near[: max(keep, -(-len(ranked) // 2))]}
-        return [alive[c] for c in ranked[:keep]]
+            alive = {c: alive[c] for c in near[: max(2, -(-len(ranked) // 2))]}
+        return [alive[c] for c in ranked[:keep] if c in alive]
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
         """The leader, with those switches turned that make it faster here."""
         forms = self.space.switched(leader)
-        best = self._race("switches", [leader, *forms], batch, keep=1, margin=MARGIN) if forms else [leader]
+        best = self._race("switches", [leader, *forms], batch, keep=1) if forms else [leader]
         return best[0] if best else leader
 
     def _best_batch(self, arm: ArmSpec, start: int) -> int:
         """The best size for an arm: doubled and halved from ``start``, then the neighbours that doubling leaves out."""
+        if self.space.fixed:
+            return start
         self._climb(arm, start)
         self._descend(arm, start)
         best = self._best_size(arm)
@@ -239,19 +246,6 @@ class Search:
 
     def _rate(self, arm: ArmSpec, batch: int) -> float:
         return self._rates(arm).get(batch, 0.0)
-
-    def _race_again(self, leaders: list[ArmSpec], leader: ArmSpec, batch: int) -> tuple[ArmSpec, int]:
-        """Leader and batch after a second race at the batch found, for at another batch another arm may lead."""
-        if batch == self.space.batch:
-            return leader, batch
-        kept = {name: getattr(leader, name) for name in ("fused", "cudnn_benchmark", "threads", "sdpa")}
-        others = [dataclasses.replace(arm, **kept) for arm in leaders]
-        together = self.space.switched(leader)[-1:]
-        arms = [a for a in dict.fromkeys([leader, *others, *together]) if self.space.allows(a)]
-        ranked = self._race("arms", arms, batch, keep=1, margin=MARGIN)
-        if not ranked or ranked[0] == leader:
-            return leader, batch
-        return ranked[0], self._best_batch(ranked[0], batch)
 
     def _recompute(self, leader: ArmSpec, batch: int) -> None:
         """Activation checkpointing, only where memory is what counts: it is slower everywhere else."""
@@ -350,6 +344,6 @@ def _is_compiled(arm: str) -> bool:
     return bool(spec.compile) or spec.graph
 
 
-def _near(one: Estimate, best: Estimate, margin: float | None) -> bool:
-    """Whether ``one`` may yet be the best, given the noise of both; without a margin, anything may."""
-    return margin is None or one.rate * (1 + max(margin, one.spread)) >= best.rate * (1 - best.spread / 2)
+def _near(one: Estimate, best: Estimate, margin: float) -> bool:
+    """Whether ``one`` may yet be the best, given the noise of both."""
+    return one.rate * (1 + max(margin, one.spread)) >= best.rate * (1 - best.spread / 2)
