@@ -119,23 +119,17 @@ class ProcessLab:
         self._saved()
 
     def _gates(self, asked: list[str]) -> Gates:
-        """The judgements of these arms; where one takes the process with it, each is asked alone."""
+        """The judgements of these arms; where one takes the process with it, each is judged alone."""
         size = min(self.config.gate_batch, self.config.batch or self.config.gate_batch)
         job = self._job("gate", arms=asked, batch=size, steps=self.config.gate_steps)
         try:
             found: Gates = decode(Gates, run_job(job, timeout_s=self.config.timeout_s * (1 + len(asked))))
             return found
-        except WorkerDied:
-            if len(asked) == 1:
-                raise
-        parts = [self._gate_alone(name) for name in asked]
-        return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
-
-    def _gate_alone(self, name: str) -> Gates:
-        try:
-            return self._gates([name])
         except (WorkerDied, OutOfMemory) as error:
-            return Gates(failures=[ArmFailure(arm=name, what=error.what)])
+            if len(asked) == 1:
+                return Gates(failures=[ArmFailure(arm=asked[0], what=error.what)])
+        parts = [self._gates([name]) for name in asked]
+        return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
 
     def note(self, text: str) -> None:
         self.notes.append(text)

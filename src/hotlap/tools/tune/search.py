@@ -18,7 +18,7 @@ from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row
 from hotlap.tools.tune.space import Space
 
 NUM_LEADERS = 3
-"""Arms that a race leaves, and configurations that are timed again at the end."""
+"""Configurations that are timed again at the end."""
 NUM_FINALISTS = 2
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
@@ -85,8 +85,7 @@ class Search:
         if arms:
             # The batch first: at a small one the launches decide, and all arms look alike.
             batch = self._best_batch(arms[0], batch)
-            leaders = self._race("arms", arms, batch, keep=NUM_LEADERS) or arms[:1]
-            leader = self._switch(leaders[0], batch)
+            leader = self._switch(self._race("arms", arms, batch), batch)
             if leader != arms[0]:
                 batch = self._best_batch(leader, batch)
             self._recompute(leader, batch)
@@ -158,8 +157,8 @@ class Search:
             )
         return False
 
-    def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int, *, keep: int) -> list[ArmSpec]:
-        """The best ``keep`` arms at one batch, by successive halving: fewer arms, each timed longer in turn."""
+    def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
+        """The best arm at one batch, by successive halving: fewer arms, each timed longer; the first if none ran."""
         alive = {Config(arm.name, batch): arm for arm in arms}
         for rung in range(RACE_RUNG + 1):
             for config in alive:
@@ -167,18 +166,17 @@ class Search:
             known = estimates(self.lab.rows)
             ranked = sorted((c for c in alive if c in known), key=lambda c: -known[c].rate)
             if not ranked:
-                return []
+                return arms[0]
             near = [c for c in ranked if _near(known[c], known[ranked[0]], MARGIN)]
             if len(near) <= 1 or rung == RACE_RUNG:
                 break
             alive = {c: alive[c] for c in near[: max(2, -(-len(ranked) // 2))]}
-        return [alive[c] for c in ranked[:keep] if c in alive]
+        return alive[ranked[0]]
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
         """The leader, with those switches turned that make it faster here."""
         forms = self.space.switched(leader)
-        best = self._race("switches", [leader, *forms], batch, keep=1) if forms else [leader]
-        return best[0] if best else leader
+        return self._race("switches", [leader, *forms], batch) if forms else leader
 
     def _best_batch(self, arm: ArmSpec, start: int) -> int:
         """The best size for an arm: doubled and halved from ``start``, then the neighbours that doubling leaves out."""
@@ -255,7 +253,7 @@ class Search:
                     self._climb(form, batch)
 
     def _compile(self, leader: ArmSpec, batch: int) -> None:
-        """Finalists compiled and recorded at their batch, the best of them also at half and twice that."""
+        """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
         first, *others = self._finalists(leader, batch) or [leader]
         ran = [f for f in self.space.compile_forms(first) if self._try("compile", Config(f.name, batch))]
         if ran:
@@ -271,9 +269,13 @@ class Search:
         best = max(forms, key=lambda c: known[c].rate)
         if known[best].rate < (1 - MARGIN) * max(one.rate for one in known.values()):
             return
-        for size in (2 * batch, batch // 2):
-            if 1 <= size <= self.space.max_batch:
-                self._try("compile", Config(best.arm, size))
+        for larger in (True, False):
+            size, rate = batch, known[best].rate
+            while 1 <= (size := 2 * size if larger else size // 2) <= self.space.max_batch:
+                found = self._try("compile", Config(best.arm, size))
+                if found is None or found.rate < (1 + GAIN) * rate:
+                    break
+                rate = found.rate
 
     def _finalists(self, leader: ArmSpec, batch: int) -> list[ArmSpec]:
         """The leader and the next eager arm of another precision or layout, at the same batch."""
@@ -304,7 +306,10 @@ class Search:
         return self._outcome(None, None)
 
     def _ranked(self) -> list[Estimate]:
-        return self.goal.order(estimates(self.lab.rows).values())
+        """What ran, best first; without what is known to answer wrongly, which must not set the mark for others."""
+        wrong = {name for name, gate in self.lab.gates.items() if not gate.passed}
+        known = estimates(self.lab.rows)
+        return self.goal.order(one for config, one in known.items() if numeric_class(config.arm) not in wrong)
 
     def _contenders(self) -> list[Estimate]:
         """The best and those whom noise may have put behind it; wrong ones make room for others."""
