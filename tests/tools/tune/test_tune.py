@@ -70,6 +70,7 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     assert profile == read_profile(Path(record.path).parent / "tuned.json")
     assert profile.key.signature == "4:float32" and profile.key.device == "cpu" and profile.peak_bytes is not None
     assert ProfileStore().find(profile.key).holds
+    assert profile.measured_at == found(record)["rows"][-1]["at"] >= record.started_at
     assert load_record(record.path).extra == record.extra
     text = shown(record)
     assert "chosen" in text and winner["arm"] in text and "error of allowed" in text

@@ -13,6 +13,7 @@ from hotlap.measure.process import run_job
 from hotlap.measure.trial import Trial
 from hotlap.records.codec import decode
 from hotlap.records.measurement import Gate, Memory
+from hotlap.records.run import now
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.rows import OK, OUT_OF_MEMORY, Config, GateRow, Row
@@ -64,6 +65,7 @@ class ProcessLab:
             attempt=attempt,
             tail=tail,
             seconds=time.monotonic() - began,
+            at=now(),
             **found,
         )
         self.rows.append(row)

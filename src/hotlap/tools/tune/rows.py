@@ -53,6 +53,8 @@ class Row:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     """What the trial cost, its process's start included."""
+    at: str = ""
+    """When it ended."""
 
     @property
     def config(self) -> Config:

@@ -183,7 +183,7 @@ class _Run:
             tail_batch=outcome.confirmed.tail,
             max_batch=max(ran),
             searched_from=self.record.started_at,
-            measured_at=now(),
+            measured_at=outcome.confirmed.at,
             record=str(self.folder / "record.json"),
         )
 
