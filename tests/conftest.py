@@ -171,12 +171,13 @@ def jobs_in_process(monkeypatch):
     import json
 
     from hotlap.base.errors import HotlapError
-    from hotlap.measure import worker
+    from hotlap.measure import fingerprint, worker
     from hotlap.measure.jobs import find_job
     from hotlap.measure.process import freeze_error, quiet, revive_error
     from hotlap.records.codec import encode
     from hotlap.tools.bench import run, self_test
     from hotlap.tools.loader import loader
+    from hotlap.tools.tune import lab, tune, verify
 
     done = []
 
@@ -190,7 +191,7 @@ def jobs_in_process(monkeypatch):
             raise revive_error(freeze_error(worker.explain(error, job))) from error
         return json.loads(json.dumps(encode(answer), allow_nan=False))
 
-    for module in (run, sys_module(self_test), sys_module(loader)):
+    for module in (run, sys_module(self_test), sys_module(loader), sys_module(tune), fingerprint, lab, verify):
         monkeypatch.setattr(module, "run_job", run_job)
     return done
 

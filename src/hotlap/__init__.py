@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hotlap.api import report as report
     from hotlap.api import suggest as suggest
     from hotlap.api import train as train
+    from hotlap.api import tune as tune
     from hotlap.base.errors import HotlapError as HotlapError
     from hotlap.device.probe import device_summary as device_summary
     from hotlap.device.probe import get_device as get_device
@@ -42,6 +43,7 @@ _PUBLIC = {
     "loader_settings": "hotlap.api:loader_settings",
     "report": "hotlap.api:report",
     "train": "hotlap.api:train",
+    "tune": "hotlap.api:tune",
     "suggest": "hotlap.api:suggest",
     "HotlapError": "hotlap.base.errors:HotlapError",
     "device_summary": "hotlap.device.probe:device_summary",

@@ -114,6 +114,20 @@ def train(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **setti
     return run(resolved.config, emit, sources=resolved.sources)
 
 
+def tune(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """The fastest configuration of ``target`` that still gives the right answer; ``mode`` is "train" or "infer".
+
+    >>> record = hotlap.tune("unet", mode="train", budget="5m")
+    >>> record.extra["tune"]["winner"]
+    """
+    from hotlap.tools.tune import TuneConfig
+    from hotlap.tools.tune import tune as run
+
+    given = {"target": target_name(target), **settings} if target else settings
+    resolved = resolve(TuneConfig, _layers(TuneConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def compare(before: str | Path, after: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """Whether the second record is slower than the first; ``record.verdict.exit_code`` is 0, 1 or 3."""
     from hotlap.tools.compare import CompareConfig

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from hotlap.base.errors import UsageError
-from hotlap.engine.dropout import KeyedDropout, key_dropout
+from hotlap.measure.dropout import KeyedDropout, key_dropout
 
 SIGMAS = 5
 """A fair coin strays further about once in two million times; the masks are fixed, so a test that passes once stays."""

@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
-from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import find_inexact
+from hotlap.measure.dropout import key_dropout
 
 
 class DropPath(nn.Module):

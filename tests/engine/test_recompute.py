@@ -7,8 +7,8 @@ from tiny_training import assert_same
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hotlap.engine.dropout import key_dropout
-from hotlap.engine.recompute import find_blocks, recompute_blocks
+from hotlap.measure.dropout import key_dropout
+from hotlap.measure.recompute import find_blocks, recompute_blocks
 from hotlap.segment.model import UNet
 
 

@@ -7,8 +7,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from hotlap.base.errors import ConfigError, DataError, KernelUnavailable
 from hotlap.data.characters import PAD, VOCABULARY
-from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import find_inexact
+from hotlap.measure.dropout import key_dropout
 from hotlap.sequence.loss import text_cross_entropy
 from hotlap.sequence.metrics import text_scores
 from hotlap.sequence.model import BiLSTM

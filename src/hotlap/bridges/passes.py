@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import OutOfMemory
-from hotlap.engine.dropout import KEYED_KINDS
 from hotlap.engine.exact import ExactStep, StepResult
+from hotlap.measure.dropout import KEYED_KINDS
 from hotlap.workload import Batch
 
 log = logging.getLogger("hotlap")

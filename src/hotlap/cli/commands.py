@@ -96,6 +96,18 @@ def run_train(request: Request) -> int:
     return _leave(lambda: _exit_code(train(config, sources=request.resolved.sources)))
 
 
+def run_tune(request: Request) -> int:
+    from hotlap.cli.show_tune import TuneDoor
+    from hotlap.tools.tune import preview, tune
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    with TuneDoor(_stderr(), quiet=_silent(request.common)) as door:
+        record = tune(request.resolved.config, door, sources=request.resolved.sources)
+    _print_record(record, request.common)
+    return _exit_code(record)
+
+
 def run_report(request: Request) -> int:
     from hotlap.tools.report import report
 

@@ -73,7 +73,7 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
     if field.name == verb.positional:
         parser.add_argument(field.name, nargs="*" if verb.many else "?", help=doc)
         return
-    flag = "--" + field.name.replace("_", "-")
+    flag = "--" + field.metadata.get("flag", field.name.replace("_", "-"))
     if kind is bool:
         parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, help=doc)
     elif typing.get_origin(kind) is Literal:

@@ -29,7 +29,8 @@ COLOURS = {
     "faster": "green", "slower": "red", "inconclusive": "yellow", "same": "green", "complete": "green",
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
-    "keeps up": "green", "bottleneck": "yellow",
+    "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
+    "mismatch": "red",
 }  # fmt: skip
 
 
@@ -108,13 +109,17 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_train import training_table
 
         console.print(training_table(record))
+    if record.kind == "tune":
+        from hotlap.cli.show_tune import show_tune
+
+        show_tune(record, console)
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))
         _show_sides(record, console)
     if "tuned_cpu" in record.extra:
         console.print(_race_table(record.extra["tuned_cpu"]))
-    if record.gates:
+    if record.gates and record.kind != "tune":
         console.print(_gate_table(record))
     for note in dict.fromkeys([*(n for arm in record.arms for n in _named(arm)), *record.notes]):
         console.print(Text("  " + note, style="dim"))

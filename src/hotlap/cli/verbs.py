@@ -64,6 +64,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.train:TrainConfig",
         "target",
     ),
+    "tune": Verb(
+        "which batch, precision, layout and compilation are fastest and still right?",
+        "hotlap tune unet --for train --budget 5m",
+        "run_tune",
+        "hotlap.tools.tune:TuneConfig",
+        "target",
+    ),
     "report": Verb(
         "draws one self-contained HTML page from records",
         "hotlap report latest",

@@ -39,12 +39,20 @@ class TrainConfig:
     """32-true, bf16-mixed or 16-mixed (with a loss scale)."""
     tf32: bool = False
     """Lets float32 products and convolutions use TF32; set explicitly both ways."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "off"
     """torch.compile and its mode."""
     channels_last: bool = False
     """Images and convolutions in NHWC order."""
     fused: bool = False
     """The optimizer's fused implementation, where it has one."""
+    cudnn_benchmark: bool = True
+    """Lets cuDNN time its algorithms; --deterministic switches it off."""
+    sdpa: Literal["", "math", "flash", "efficient", "cudnn"] = ""
+    """The only implementation attention may use; by default torch chooses."""
+    threads: int | None = None
+    """CPU threads; by default torch's own choice."""
+    tuned: bool = True
+    """Takes what is not set here from the target's tuned profile, if 'hotlap tune' has stored one that holds."""
     lr: float | None = None
     """Learning rate; by default the workload's own."""
     schedule: Literal["constant", "cosine", "plateau"] = "constant"
@@ -117,7 +125,7 @@ class TrainConfig:
         for name, least in (("epochs", 1), ("keep", 1), ("log_every", 1), ("nproc", 1), ("regrow_after", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
-        for name in ("steps", "batch", "micro", "save_every", "patience"):
+        for name in ("steps", "batch", "micro", "save_every", "patience", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}", expected="at least 1, or none")

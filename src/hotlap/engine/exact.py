@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.dropout import key_dropout
 from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
-from hotlap.engine.recompute import find_blocks, recompute_blocks
 from hotlap.engine.split import micro_ranges, num_samples, take
 from hotlap.engine.sums import Sums, not_zero, scale_gradients
 from hotlap.engine.team import Team
 from hotlap.engine.trace import Place, Tracer, place_of
 from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
+from hotlap.measure.dropout import key_dropout
+from hotlap.measure.recompute import find_blocks, recompute_blocks
 from hotlap.workload import Batch
 
 __all__ = ["ExactStep", "Loss", "Say", "StepLost", "StepResult", "Team"]

@@ -13,7 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from hotlap.engine.dropout import KEYED_KINDS, KeyedDropout
+from hotlap.measure.dropout import KEYED_KINDS, KeyedDropout
 
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _RANDOM_BY_NAME = ("StochasticDepth", "DropPath")

@@ -99,10 +99,23 @@ def pick_device(text: str, local_rank: int = 0) -> torch.device:
 def set_switches(config: TrainConfig) -> None:
     """Puts the process's global switches in force."""
     set_fp32_precision("tf32" if config.tf32 else "ieee")
-    torch.backends.cudnn.benchmark = not config.deterministic
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.sdpa:
+        allow_attention(config.sdpa)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=False)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses or may differ
+
+
+def allow_attention(kind: str) -> None:
+    """Leaves scaled-dot-product attention one implementation only, for the whole process."""
+    backends = torch.backends.cuda
+    backends.enable_math_sdp(kind == "math")
+    backends.enable_flash_sdp(kind == "flash")
+    backends.enable_mem_efficient_sdp(kind == "efficient")
+    backends.enable_cudnn_sdp(kind == "cudnn")
 
 
 def build(

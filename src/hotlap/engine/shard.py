@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.exact import _Trouble
-from hotlap.engine.recompute import find_blocks
 from hotlap.engine.split import micro_ranges, take
 from hotlap.engine.sums import Sums
 from hotlap.engine.team_step import SplitWanted, TeamStep
 from hotlap.engine.trace import place_of
 from hotlap.engine.undo import first_line
+from hotlap.measure.recompute import find_blocks
 from hotlap.workload import Batch
 
 if TYPE_CHECKING:

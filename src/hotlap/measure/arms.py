@@ -24,12 +24,13 @@ OPTIONS = {
     "fused": "fused optimizer",
     "kernels": "the model's layers by Hotlap's own kernels, where it has them",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
+    "recompute": "blocks forget their activations and compute them again in the backward pass",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "fused", "graph", "kernels", "tuned")
+_SWITCHES = ("cudnn_benchmark", "fused", "graph", "kernels", "recompute", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class ArmSpec:
     fused: bool = False
     graph: bool = False
     kernels: bool = False
+    recompute: bool = False
+    """Activation checkpointing, in training."""
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
     tuned: bool = False

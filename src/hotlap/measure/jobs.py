@@ -15,11 +15,13 @@ from typing import Any
 from hotlap.device.host import read_host
 from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.fingerprint import fingerprint
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
 from hotlap.measure.quicktest import run_quicktest
-from hotlap.measure.session import Session, has_convolutions
+from hotlap.measure.session import Session, has_attention, has_convolutions
 from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
+from hotlap.measure.trial import trial
 from hotlap.records.codec import decode
 from hotlap.records.measurement import Gate, Measurement, Memory, Telemetry
 from hotlap.targets import load_target
@@ -43,6 +45,12 @@ class Description:
     usable_cores: int
     num_cuda: int
     cuda_name: str = ""
+    has_attention: bool = False
+    """The model has torch's attention layers, or calls the fused attention function."""
+    has_blocks: bool = False
+    """Activation checkpointing has something to act on."""
+    num_samples: int | None = None
+    """Of the training data; None where there is none, or it was not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,8 @@ def _workload(job: Job) -> Workload:
 def describe(job: Job, listen: Listen) -> Description:
     import torch
 
+    from hotlap.measure.recompute import find_blocks
+
     listen("loading the target", 0, 1)
     workload = _workload(job)
     model = workload.build_model()
@@ -110,7 +120,15 @@ def describe(job: Job, listen: Listen) -> Description:
         usable_cores=host.usable_cores,
         num_cuda=cuda,
         cuda_name=torch.cuda.get_device_name(0) if cuda else "",
+        has_attention=has_attention(model),
+        has_blocks=bool(find_blocks(model)),
+        num_samples=_num_samples(workload) if job.get("count_samples") else None,
     )
+
+
+def _num_samples(workload: Workload) -> int | None:
+    data = workload.train_data()
+    return len(data) if data is not None and hasattr(data, "__len__") else None
 
 
 def gate(job: Job, listen: Listen) -> Gates:
@@ -227,7 +245,10 @@ JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "timing": timing,
     "sweep": sweep,
     "quicktest": run_quicktest,
+    "trial": trial,
+    "fingerprint": fingerprint,
     "loader": "hotlap.engine.loader_job:measure_loader",
+    "watch": "hotlap.engine.verify_job:watch",
 }
 """A job of a room to the right is known by its import path, as targets are, and imported when it is asked for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,17 @@ class Session:
             use_kernels(model)
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
         model = model.to(self.device, **layout)
+        if self.spec.recompute:
+            self._recompute(model)
         return model.train() if self.mode == "train" else model.eval()
+
+    def _recompute(self, model: nn.Module) -> None:
+        from hotlap.measure.recompute import find_blocks, recompute_blocks
+
+        if self.mode != "train" or not find_blocks(model):
+            why = "only training keeps activations" if self.mode != "train" else "the model has no blocks of layers"
+            raise UsageError(f"arm {self.spec.name!r}: recompute would do nothing, for {why}", remedy="Leave it out")
+        recompute_blocks(model)
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         import torch
@@ -119,6 +130,15 @@ class Session:
         if self._graph is None:
             self._graph = GraphedStep(self._step_on, batch, model=self.plain_model, optimizer=self.optimizer)
         return self._graph(batch)
+
+    def run_tail(self, batch: Batch) -> Tensor:
+        """One iteration on a batch of another size, as the ragged end of an epoch brings it.
+
+        A recorded training step cannot take it, so it runs unrecorded; recorded inference gets a recording of its own.
+        """
+        if not self.spec.graph or self.mode == "train":
+            return self._step_on(batch)
+        return GraphedStep(self._step_on, batch, model=self.plain_model, optimizer=None)(batch)
 
     def _step_on(self, batch: Batch) -> Tensor:
         return self.train_on(batch) if self.mode == "train" else self.infer_on(batch)
@@ -186,6 +206,23 @@ def has_convolutions(model: nn.Module) -> bool:
     from torch import nn
 
     return any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
+
+
+def has_attention(model: nn.Module) -> bool:
+    """Whether the implementation of attention can matter: torch's own layers, or classes whose source calls it."""
+    from torch import nn
+
+    kinds = {type(m) for m in model.modules()}
+    if any(issubclass(kind, nn.MultiheadAttention) for kind in kinds):
+        return True
+    return any("scaled_dot_product_attention" in _source(kind) for kind in kinds if kind.__module__[:6] != "torch.")
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
 
 
 def zero_dropout(model: nn.Module) -> None:

@@ -49,7 +49,10 @@ class BenchConfig:
     """Registered name, module:factory or file.py:factory; --self-test may go without and takes a small bilstm."""
     arms: tuple[str, ...] = ()
     """Ways to run it, as cpu,cuda:bf16+channels_last+compile; the first is the baseline. By default the tuned CPU
-    against the GPU, or plain against tuned CPU settings where there is no GPU."""
+    against the GPU, or plain against tuned CPU settings where there is no GPU; and the arm of the tuned profile, if
+    'hotlap tune' has stored one that holds. It is spelt tuned-profile; alone it is set against the plain device."""
+    tuned: bool = True
+    """Looks for a tuned profile when no arms are given."""
     mode: Literal["train", "infer"] = "train"
     """A whole training step, or a forward pass."""
     batch: int | None = None

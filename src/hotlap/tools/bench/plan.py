@@ -34,7 +34,7 @@ class Plan:
 
 def make_plan(config: BenchConfig, about: Description) -> Plan:
     """The arms asked for, or those that answer 'how much faster is it here'."""
-    names = list(config.arms) or _default_arms(about, config.quick)
+    names = list(config.arms) or default_arms(about, config.quick)
     arms = [parse_arm(name) for name in names]
     for arm, name in zip(arms, names, strict=True):
         if arms.count(arm) > 1:
@@ -48,7 +48,7 @@ def make_plan(config: BenchConfig, about: Description) -> Plan:
     return plan
 
 
-def _default_arms(about: Description, quick: bool) -> list[str]:
+def default_arms(about: Description, quick: bool) -> list[str]:
     """The tuned CPU against the GPU, or, without one, plain against tuned CPU settings; quickly, nothing is raced."""
     if about.num_cuda:
         return ["cpu" if quick else "cpu:tuned", "cuda"]

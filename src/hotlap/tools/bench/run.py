@@ -24,6 +24,7 @@ from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
 from hotlap.tools.bench.plan import TUNED, Plan, make_plan
+from hotlap.tools.bench.stored import with_stored_arm
 from hotlap.tools.bench.verdict import build_arm, compare_arms, give_verdict, samples_of
 
 REGIME = "Inputs rotate over four batches that lie on the device; whole steps, so caches are as in use, not flushed."
@@ -33,8 +34,10 @@ def bench(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     """Times one target; the record alone is enough to repeat the run."""
     emit(events.start("bench", None, f"loading {config.target}"))
     about = describe(config)
+    config, told = with_stored_arm(config, about, emit)
     plan = make_plan(config, about)
     run = _Run(config, emit, about, plan, sources or {})
+    run.notes += told
     try:
         with locked_clocks(config.lock_clocks_mhz):
             run.measure()
@@ -54,8 +57,10 @@ def preview(config: BenchConfig) -> list[str]:
     if config.self_test:
         return ["would time the first arm against itself, 40 comparisons"]
     about = describe(config)
+    config, told = with_stored_arm(config, about, ignore)
     plan = make_plan(config, about)
     return [
+        *told,
         f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
         f"baseline   {plan.arms[0].name}",
         *(f"arm        {spec.name}" for spec in plan.arms[1:]),

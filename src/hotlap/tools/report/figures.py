@@ -19,6 +19,7 @@ from hotlap.tools.report.loader import consumption_lines, rate_rows, rates
 from hotlap.tools.report.series import Moment, Panel, Strip, break_even, panels, sequence, spreads, strips
 from hotlap.tools.report.speed import colours, forest_rows
 from hotlap.tools.report.svg import is_wide
+from hotlap.tools.report.tune import batch_curve, curves, knee_curve
 
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 DESK_PX = 800.0
@@ -246,6 +247,20 @@ def loader_figure(record: RunRecord) -> Figure | None:
         "starve it. Without workers a step waits while its batch is loaded, so ten times the consumption is asked for."
     )
     return figure("What each setting delivers", lambda width: rates(rows, marks, width), caption)
+
+
+def batch_figure(record: RunRecord) -> Figure | None:
+    """Throughput, latency and memory against the batch, when the run searched for it."""
+    found = curves(record)
+    if not found:
+        return None
+    caption = (
+        "Each point is a batch that was run, in whole steps on the worst-case shape. The dashed line marks the knee of "
+        f"{knee_curve(found).arm}: the smallest batch with 95% of its best rate. A rate that does not rise with the "
+        "batch means that batching does not pay here. A cross at the foot is a batch that did not run."
+    )
+    legend = [(curve.css, curve.arm) for curve in found]
+    return figure("The batch", lambda width: batch_curve(found, width), caption, legend=legend)
 
 
 def ceiling_figures(record: RunRecord) -> list[Figure]:

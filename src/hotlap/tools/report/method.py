@@ -46,6 +46,17 @@ def method_sentences(record: RunRecord) -> list[str]:
             "once by their true count.",
             "Evaluations are of the averaged weights where there are any, in float32, on data not trained on.",
         ]
+    if record.kind == "tune":
+        return [
+            "Every trial is a fresh process that makes whole steps on the worst-case shape, optimizer state and a pass "
+            "for evaluation included; its peak memory is read at the end.",
+            "Arms were raced by successive halving: the better half goes on, in new processes that time three times as "
+            "long. A rate is the median over processes.",
+            "Memory was not taken to grow with the batch: a size that failed was tried again, and sizes beside and "
+            "beyond it as well. Only a size that was run can be chosen.",
+            "Only finalists were compiled or recorded. The winner was judged against float64 and run once more in its "
+            "final form, with a ragged tail.",
+        ]
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]

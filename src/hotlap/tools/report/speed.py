@@ -28,6 +28,7 @@ TONES = {
     "equal": "muted", "same": "muted", "inconclusive": "warn", "warn": "warn", "warning": "warn", "warnings": "warn",
     "interrupted": "warn", "running": "warn", "slower": "bad", "fail": "bad", "failed": "bad", "gate failed": "bad",
     "regression": "bad", "error": "bad", "unusable": "bad", "keeps up": "good", "bottleneck": "warn",
+    "tuned": "good", "nothing found": "bad", "verified": "good", "mismatch": "bad",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from hotlap.tools.report.charts import breach, breach_scale, breach_share
 from hotlap.tools.report.doctor import FindingGroup, doctor_headline, finding_groups
 from hotlap.tools.report.figures import (
     Figure,
+    batch_figure,
     break_even_figure,
     ceiling_figures,
     distribution_figures,
@@ -35,6 +36,7 @@ from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows
 from hotlap.tools.report.svg import Scale
 from hotlap.tools.report.training import training_figures
 from hotlap.tools.report.trust import Fact, trust_facts
+from hotlap.tools.report.tune import SHOWN_ROWS, TuneRow, tune_facts, tune_refusals, tune_rows
 
 SHOWN_CHECKS = 3
 """Checks of one gate in sight, besides those that failed; the rest, further from their limits, are folded."""
@@ -111,6 +113,10 @@ class RunView:
     ceilings: list[Figure] = field(default_factory=list)
     loader: Figure | None = None
     refusals: list[str] = field(default_factory=list)
+    tune: list[TuneRow] = field(default_factory=list)
+    tune_folded: list[TuneRow] = field(default_factory=list)
+    tune_facts: list[str] = field(default_factory=list)
+    batch_curve: Figure | None = None
     environment: list[tuple[str, str]]
     settings: list[Setting]
     method: list[str]
@@ -124,6 +130,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
     badge, tone = badge_of(record)
     rows = speed_rows(record)
     even = record.extra.get("break_even")
+    tried = tune_rows(record)
     return RunView(
         anchor=f"run-{place + 1}",
         number=place + 1,
@@ -152,7 +159,11 @@ def run_view(record: RunRecord, place: int) -> RunView:
         training=training_figures(record),
         ceilings=ceiling_figures(record),
         loader=loader_figure(record),
-        refusals=refusals(record),
+        refusals=refusals(record) or tune_refusals(record),
+        tune=tried[:SHOWN_ROWS],
+        tune_folded=tried[SHOWN_ROWS:],
+        tune_facts=tune_facts(record),
+        batch_curve=batch_figure(record),
         environment=environment_rows(record),
         settings=settings(record),
         method=method_sentences(record),

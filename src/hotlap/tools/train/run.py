@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hotlap.base.format import format_count, format_rate, format_s
 from hotlap.engine.config import CHECKPOINTS, TrainConfig, find_training
 from hotlap.engine.place import find_place
 from hotlap.engine.supervise import supervise
+from hotlap.engine.tuned import with_profile
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
@@ -32,11 +34,12 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         return train_in_team(config, emit, sources or {}, place, _end)
     if config.nproc > 1:
         return run_torchrun(config, emit)
+    config, sources, told = with_profile(config, sources or {}, emit)
     earlier = find_training(config.resume, config.runs, config.target) if config.resume else None
     name = config.name or config.target.rpartition(":")[2]
     folder = Path(earlier.path).parent if earlier else run_folder(config.runs, name)
     starts = {"earlier": _history(earlier)} if earlier else {}
-    record = begin("train", name, config, sources or {}, capture(import_torch=False))
+    record = begin("train", name, config, sources, capture(import_torch=False))
     record = save(dataclasses.replace(record, extra=starts), folder)
     try:
         done = supervise(config, folder, which_checkpoint(config.resume), emit)
@@ -51,14 +54,20 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         raise
     finally:
         emit(events.finish("train"))
-    return _end(record, folder, done.outcome, done.restarts, workers=done.outcome["workers"])
+    return _end(record, folder, done.outcome, done.restarts, workers=done.outcome["workers"], told=told)
 
 
 def _end(
-    record: RunRecord, folder: Path, came: dict[str, Any] | HotlapError, restarts: list[str], **extra: Any
+    record: RunRecord,
+    folder: Path,
+    came: dict[str, Any] | HotlapError,
+    restarts: list[str],
+    *,
+    told: Sequence[str] = (),
+    **extra: Any,
 ) -> RunRecord:
     """The record of a training that is over: what came of it is an outcome or an error."""
-    notes = [f"Started again: {why}." for why in restarts]
+    notes = [*told, *(f"Started again: {why}." for why in restarts)]
     if isinstance(came, HotlapError):
         return _close(record, folder, "failed", notes=[str(came), *notes])
     extra = {**record.extra, "outcome": came, "restarts": restarts, **extra}

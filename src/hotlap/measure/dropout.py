@@ -54,7 +54,7 @@ class KeyedDropout(nn.Module):
         self.is_odd = False
         """Whether it has met an input whose first dimension does not go by sample."""
         self.is_replayed = False
-        """While a block is computed again by :mod:`hotlap.engine.recompute`, which keeps count of the calls."""
+        """While a block is computed again by :mod:`hotlap.measure.recompute`, which keeps count of the calls."""
         self._places: dict[tuple[int, int], Tensor] = {}
 
     def join(self, key: StepKey) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hotlap.engine.dropout import KeyedDropout
+from hotlap.measure.dropout import KeyedDropout
 
 
 def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -1,0 +1,141 @@
+"""What a consumer of a tuned profile really does, seen by hooks on its model: batch, number format, layout, compile."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from hotlap.base import events
+from hotlap.device.precision import fp32_precision
+from hotlap.engine.config import TrainConfig
+from hotlap.engine.loop import Trainer
+from hotlap.engine.parts import pick_device
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.process import Listen
+from hotlap.measure.session import Session
+from hotlap.records.codec import decode
+from hotlap.targets import load_target
+from hotlap.workload import Workload
+
+NUM_STEPS = 3
+CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
+"""Layers that autocast runs in the short format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What the hooks saw in a few steps."""
+
+    batches: list[int] = field(default_factory=list)
+    """Sizes that reached the model, one for each call."""
+    dtypes: list[str] = field(default_factory=list)
+    """Number formats of what the layers gave that autocast is for; of all layers where there is none."""
+    channels_last: bool | None = None
+    """How convolutions wrote their output; None where that cannot be told."""
+    compiled: bool = False
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+    threads: int = 0
+    fused: bool | None = None
+    """Of the optimizer; None where there is none."""
+
+
+class Observer:
+    """Hooks that write down what passes through a model; they see what a compiled model was traced with, too."""
+
+    def __init__(self, *, training: bool) -> None:
+        self.training = training
+        self.batches: list[int] = []
+        self.cast: list[str] = []
+        self.other: list[str] = []
+        self.layouts: list[bool] = []
+        self.compiled: list[bool] = []
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for module in model.modules():
+            if not list(module.children()):
+                module.register_forward_hook(self._leave)
+        return model
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module.training != self.training:
+            return
+        first = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        self.batches.append(first.shape[0])
+        self.compiled.append(torch.compiler.is_compiling())
+
+    def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        found = out[0] if isinstance(out, tuple) else out
+        if module.training != self.training or not isinstance(found, Tensor) or not found.is_floating_point():
+            return
+        name = str(found.dtype).removeprefix("torch.")
+        if isinstance(module, CAST):
+            self.cast.append(name)
+        else:
+            self.other.append(name)
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            last = found.is_contiguous(memory_format=torch.channels_last)
+            if last != found.is_contiguous():  # a tensor of one channel or one pixel is both
+                self.layouts.append(last)
+
+    def seen(self, optimizer: torch.optim.Optimizer | None) -> Observed:
+        fused = None if optimizer is None else any(bool(group.get("fused")) for group in optimizer.param_groups)
+        return Observed(
+            batches=list(self.batches),
+            dtypes=sorted(set(self.cast or self.other)),
+            channels_last=sum(self.layouts) * 2 >= len(self.layouts) if self.layouts else None,
+            compiled=any(self.compiled),
+            tf32=fp32_precision()["matmul"] == "tf32",
+            cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
+            threads=torch.get_num_threads(),
+            fused=fused,
+        )
+
+
+class _Watched:
+    """A workload whose models are built with the observer's hooks on them."""
+
+    def __init__(self, workload: Workload, observer: Observer) -> None:
+        self.observer, self._build = observer, workload.build_model
+
+    def build_model(self) -> nn.Module:
+        return self.observer.attach(self._build())
+
+
+def watch(job: dict[str, Any], listen: Listen) -> Observed:
+    """The job: ``mode`` train with the trainer's ``config``, or infer with ``arm``, ``batch``, ``target`` and so on."""
+    listen("running the consumer", 0, 1)
+    observer = Observer(training=job["mode"] == "train")
+    if job["mode"] == "train":
+        config: TrainConfig = decode(TrainConfig, job["config"])
+        workload = load_target(config.target, config.workload, config.input)
+        return _watch_training(workload, config, observer)
+    workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
+    session = Session(workload, parse_arm(job["arm"]), mode="infer", batch=job["batch"], seed=job["seed"])
+    for _ in range(NUM_STEPS):
+        session.step()
+    return observer.seen(None)
+
+
+def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:
+    """A few steps of the real trainer, in a folder that is thrown away."""
+    workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            workload,
+            config,
+            Path(folder),
+            pick_device(config.device),
+            emit=events.ignore,
+            should_stop=lambda: trainer.progress.step >= NUM_STEPS,
+        )
+        trainer.run()
+        return observer.seen(trainer.parts.optimizer)

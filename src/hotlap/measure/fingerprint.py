@@ -1,0 +1,165 @@
+"""The key under which a target's tuned profile holds here: its source, its input, this device and these libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotlap.base import events
+from hotlap.base.errors import HotlapError
+from hotlap.base.events import Emit
+from hotlap.device.host import read_host
+from hotlap.device.nvml import Nvml
+from hotlap.device.seed import generator
+from hotlap.measure.process import Listen, run_job
+from hotlap.records.codec import decode, encode
+from hotlap.records.tuned import Found, ProfileStore, TunedKey, TunedProfile
+from hotlap.targets import load_target
+from hotlap.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Which profile is asked for."""
+
+    target: str
+    mode: str
+    options: dict[str, Any]
+    inputs: list[str]
+    device: str = ""
+    """cpu, cuda, cuda:1, or '' for a GPU where there is one."""
+    timeout_s: float = 600.0
+
+
+def fingerprint(job: dict[str, Any], listen: Listen) -> TunedKey:
+    """The job: the key of ``target`` with ``options`` and ``inputs`` for ``mode`` on ``device``."""
+    import torch
+
+    listen("fingerprint", 0, 1)
+    workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    device = job.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+    name, memory_bytes, cores = _device_facts(torch.device(device))
+    with Nvml() as nvml:
+        driver = nvml.driver_version() if device != "cpu" else ""
+    cudnn = torch.backends.cudnn.version() if device != "cpu" else None
+    return TunedKey(
+        target=job["target"],
+        mode=job["mode"],
+        options=dict(job.get("options") or {}),
+        inputs=list(job.get("inputs") or ()),
+        device=torch.device(device).type,
+        device_name=name,
+        memory_bytes=memory_bytes,
+        cores=cores,
+        driver=driver,
+        torch=torch.__version__,
+        cuda=(torch.version.cuda or "") if device != "cpu" else "",
+        cudnn=str(cudnn or ""),
+        python=platform.python_version(),
+        model_hash=model_hash(job["target"], workload, workload.build_model()),
+        signature=signature(workload),
+    )
+
+
+def _device_facts(device: Any) -> tuple[str, int, int]:
+    if device.type == "cuda":
+        import torch
+
+        props = torch.cuda.get_device_properties(device.index or 0)
+        return props.name, int(props.total_memory), 0
+    host = read_host()
+    return host.cpu_model, host.memory_limit_bytes or host.memory_bytes, host.usable_cores
+
+
+def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
+    """A digest that changes with the source of the target, the workload or any module class, or a parameter's shape.
+
+    Modules of torch itself are left out: torch's version is part of the key.
+    """
+    classes = {type(workload), *(type(module) for module in model.modules())}
+    files = {file for kind in classes if (file := _source_file(kind))}
+    files |= {file for file in [_target_file(target)] if file}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(Path(file).name.encode() + Path(file).read_bytes())
+    digest.update(str(model).encode())  # layers and their sizes, also of classes without a readable source
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _target_file(target: str) -> str:
+    """The file that ``file.py:factory`` or ``module:factory`` names; '' for a registered name."""
+    place, _, _ = target.rpartition(":")
+    if place.endswith(".py"):
+        return place
+    return str(getattr(sys.modules.get(place), "__file__", None) or "")
+
+
+def _source_file(thing: Any) -> str:
+    """The file a class or function was written in; '' for torch's own and where there is none."""
+    if (getattr(thing, "__module__", "") or "").partition(".")[0] == "torch":
+        return ""
+    try:
+        file = inspect.getsourcefile(thing)
+    except TypeError:
+        return ""
+    return file if file and Path(file).is_file() else ""
+
+
+def signature(workload: Workload) -> str:
+    """Shapes and types of a worst-case batch, without the samples' dimension."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    batch = workload.worst_case_batch(2, torch.device("cpu"), generator(0))
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    shapes = ["x".join(str(size) for size in t.shape[1:]) or "1" for t in tensors]
+    return ", ".join(f"{s}:{str(t.dtype).removeprefix('torch.')}" for s, t in zip(shapes, tensors, strict=True))
+
+
+def ask_key(question: Question) -> TunedKey:
+    """The key of what is here now, learnt in a process of its own."""
+    job = {"job": "fingerprint", **{k: v for k, v in encode(question).items() if k != "timeout_s"}}
+    key: TunedKey = decode(TunedKey, run_job(job, timeout_s=question.timeout_s))
+    return key
+
+
+def stored_profile(
+    question: Question, emit: Emit, store: ProfileStore | None = None
+) -> tuple[TunedProfile | None, list[str]]:
+    """The profile that holds for a target here, and what to tell about it; nothing is said where none was ever stored.
+
+    One that is stale, or cannot be read, is not used, and why is said.
+    """
+    store = store or ProfileStore()
+    if not store.candidates(question.target, question.mode):
+        return None, []
+    try:
+        found = store.find(ask_key(question))
+    except HotlapError as error:
+        lines = [f"The tuned profile was not looked at: {error.what}."]
+        emit(events.warn(lines[0]))
+        return None, lines
+    lines = [f"Left aside: {text}." for text in found.broken] + _told(found)
+    for line in lines:
+        emit(events.note(line) if found.holds else events.warn(line))
+    return (found.profile if found.holds else None), lines
+
+
+def _told(found: Found) -> list[str]:
+    if found.profile is None:
+        return []
+    what = f"{found.profile.arm} at batch {found.profile.batch}, measured {found.profile.measured_at[:10]}"
+    if found.stale:
+        why = "; ".join(found.stale)
+        return [f"The tuned profile {found.path} ({what}) is stale and not used: {why}. 'hotlap tune' makes a new one."]
+    return [f"Tuned profile {found.path}: {what}. --no-tuned goes without."]

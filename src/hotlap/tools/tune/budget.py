@@ -1,0 +1,74 @@
+"""What a search may still spend, counted in what its trials cost, so that a resumed search counts the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hotlap.base.errors import ConfigError
+from hotlap.measure.arms import parse_arm
+from hotlap.tools.tune.rows import Config, GateRow, Row
+
+SHARES = {"batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85}
+"""Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part."""
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+class Spent(Protocol):
+    rows: list[Row]
+    gates: dict[str, GateRow]
+
+
+def parse_budget(text: str) -> float:
+    """Seconds that ``90s``, ``5m``, ``1h`` or a bare number of seconds mean."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|)\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise ConfigError(f"budget = {text!r} is not a time", expected="a number with s, m or h, as in 90s, 5m or 1h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Seconds for the whole search; the last run of the winner and its gate are kept back."""
+
+    seconds: float
+    rung_seconds: float
+    """Timed seconds of a trial at rung 0; three times as many with each rung."""
+    first_guess_s: float = 10.0
+    """What a trial costs before one was run."""
+    compiled_guess_s: float = 40.0
+
+    def spent(self, lab: Spent) -> float:
+        return spent(lab.rows, lab.gates)
+
+    def timed(self, rung: int) -> float:
+        return float(self.rung_seconds * 3**rung)
+
+    def cost(self, rows: Sequence[Row], config: Config, rung: int) -> float:
+        """What one more trial is expected to take: as much as the dearest of its kind lately, and its timing."""
+        kind = _kind(config.arm)
+        same = [row.seconds - self.timed(row.rung) for row in rows if row.ok and _kind(row.arm) == kind][-4:]
+        guess = self.compiled_guess_s if kind else self.first_guess_s
+        return max(same, default=guess) + self.timed(rung)
+
+    def affords(self, lab: Spent, config: Config, rung: int, stage: str) -> bool:
+        """Whether a trial fits into its stage's share, and with the winner's last run kept back; the first always."""
+        if not lab.rows:
+            return True
+        if self.spent(lab) > SHARES.get(stage, 1.0) * self.seconds:
+            return False
+        cost = self.cost(lab.rows, config, rung)
+        last = self.cost(lab.rows, config, 2)
+        gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
+        return self.spent(lab) + cost + last + gate <= self.seconds
+
+
+def spent(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> float:
+    """What rows and gates have cost together."""
+    return sum(row.seconds for row in rows) + sum(gate.seconds for gate in gates.values())
+
+
+def _kind(arm: str) -> bool:
+    return bool(parse_arm(arm).compile)

@@ -1,0 +1,112 @@
+"""What a search can be told."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hotlap.base.errors import ConfigError, RecordError
+from hotlap.base.settings import Layer
+from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
+from hotlap.tools.tune.budget import parse_budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """Finds the fastest configuration of a target that still gives the right answer, and stores it as its profile."""
+
+    target: str = ""
+    """Registered name, module:factory or file.py:factory; --resume takes it from the search that goes on."""
+    mode: Literal["train", "infer"] = field(default="train", metadata={"flag": "for"})
+    """What it is tuned for: whole training steps, or forward passes."""
+    objective: Literal["throughput", "latency", "memory"] = "throughput"
+    """throughput; latency: the shortest step, or with --p95-ms the highest throughput within it; memory: the smallest
+    peak with 95% of the best throughput."""
+    p95_ms: float | None = None
+    """Milliseconds within which 95% of the steps must end."""
+    budget: str = "5m"
+    """Time for all trials together, as 90s, 5m or 1h; the winner's last run is kept back from it."""
+    arms: tuple[str, ...] = ()
+    """Only these ways to run it, as cuda,cuda:bf16+channels_last; by default all that the device and the model have."""
+    device: str = ""
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """Whole steps recorded as CUDA graphs; auto leaves them out for training, because 'hotlap train' does not replay
+    them (compile=reduce-overhead records the model's part)."""
+    batch: int | None = None
+    """Fixes the batch; by default it is searched, beginning with the workload's own."""
+    max_batch: int | None = None
+    """The largest batch to try; for training never more than the data has samples."""
+    input: tuple[str, ...] = ()
+    """Shape of each input of a plain nn.Module, without the batch: 3x224x224, or 128:int64:32000 for token ids."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Options of the target's factory, as --set workload.size=64."""
+    seconds: float = 0.5
+    """Timed seconds of a first trial; the next rounds take three and nine times as long."""
+    warmup_seconds: float = 5.0
+    """A trial's warm-up ends here even if its times are not steady."""
+    gate_batch: int = 4
+    """Samples in the numeric gate's batch."""
+    gate_steps: int = 5
+    """Training steps whose losses the gate compares."""
+    timeout_s: float = 180.0
+    """Longest life of one trial; one that hangs is then a row in the table."""
+    resume: str = ""
+    """Goes on with a search that was cut off: latest, its name or its folder. No trial is repeated."""
+    verify: bool = False
+    """Instead of a search, runs the consumer of the stored profile and checks what it really uses."""
+    store: bool = True
+    """Stores the profile, so that train and bench find it; it lies in the run's folder in any case."""
+    export: Path | None = None
+    """Folder that gets batch_sizes.json, a Triton config.pbtxt, and snippets for Lightning and Hugging Face."""
+    seed: int = 0
+    """Decides weights and inputs."""
+    runs: Path = Path("runs")
+    """Where records go."""
+    name: str | None = None
+    """Name of the run; by default the target's with -tune."""
+
+    def __post_init__(self) -> None:
+        if not self.target and not self.resume:
+            raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
+        for key in ("batch", "max_batch", "gate_batch", "gate_steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
+        for key in ("p95_ms", "seconds", "warmup_seconds", "timeout_s"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{key} = {value} is out of range", expected="above 0, and finite")
+        if self.batch is not None and self.max_batch is not None and self.batch > self.max_batch:
+            raise ConfigError(f"batch = {self.batch} is above max_batch = {self.max_batch}")
+        parse_budget(self.budget)
+
+    @property
+    def budget_s(self) -> float:
+        return parse_budget(self.budget)
+
+    def presets(self) -> list[Layer]:
+        """The settings of the search to resume, just above the defaults."""
+        if not self.resume:
+            return []
+        record = find_search(self.resume, self.runs)
+        kept = {k: v for k, v in record.config.items() if k not in ("resume", "runs", "export") and v is not None}
+        return [Layer(f"the search resumed ({record.path})", kept)]
+
+
+def find_search(text: str, runs: Path) -> RunRecord:
+    """The record of the search that ``text`` names; 'latest' is the newest search, whatever else ran since."""
+    if text == "latest":
+        for file in find_runs(runs):
+            with contextlib.suppress(RecordError):  # a torn record of another run is not in the way
+                record = load_record(file)
+                if record.kind == "tune":
+                    return record
+        raise ConfigError(f"resume = 'latest', but no search lies under {str(runs)!r}")
+    record = load_record(resolve_run(text, runs))
+    if record.kind != "tune":
+        raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a tune")
+    return record

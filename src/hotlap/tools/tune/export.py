@@ -1,0 +1,179 @@
+"""A profile in other programs' words: batch_sizes.json, a Triton config, arguments for Lightning and Hugging Face."""
+
+from __future__ import annotations
+
+import json
+import pprint
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hotlap.base.errors import RecordError, StorageError
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.jobs import Description
+from hotlap.records.run import write_atomic
+from hotlap.records.tuned import TunedProfile
+from hotlap.tools.tune.rows import Row, estimates
+
+MIB, GIB = 2**20, 2**30
+PREFERRED_SHARE = 0.95
+"""Of the profile's rate that a batch size must reach to be preferred by a server's queue."""
+
+
+def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description, folder: Path) -> list[Path]:
+    """All four files, written into ``folder``; other models in a batch_sizes.json that is there already stay."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot create export = {str(folder)!r}: {error.strerror or error}", remedy="Choose another --export"
+        ) from error
+    sizes = folder / "batch_sizes.json"
+    texts = {
+        sizes: json.dumps(batch_sizes(profile, rows, about.name, _existing(sizes)), indent=2, allow_nan=False) + "\n",
+        folder / "config.pbtxt": triton_config(profile, rows, about.name),
+        folder / "lightning_arguments.py": lightning_arguments(profile),
+        folder / "huggingface_arguments.py": huggingface_arguments(profile),
+    }
+    for path, text in texts.items():
+        write_atomic(path, text)
+    return list(texts)
+
+
+def _existing(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{str(path)!r} is there and cannot be read: {error}", remedy="Move it away, or choose another --export"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def batch_sizes(profile: TunedProfile, rows: Sequence[Row], model: str, existing: dict[str, Any]) -> dict[str, Any]:
+    """The profile and all trials of its arm, with true peaks; unknown numbers are null."""
+    tests = [_test_result(row, model) for row in rows if row.arm == profile.arm]
+    chosen = {
+        "optimal_batch_size": profile.batch,
+        "max_safe_batch_size": profile.max_batch,
+        "expected_throughput": profile.samples_per_s,
+        "memory_limit_mb": _mb(profile.peak_bytes),
+        "p95_latency_ms": profile.p95_ms,
+        "note": f"{profile.arm}, {profile.key.mode}, run in its final form with a ragged tail of {profile.tail_batch}",
+    }
+    result = {"model_name": model, **chosen, "test_results": tests}
+    return {
+        "optimization_timestamp": profile.measured_at,
+        "gpu_info": {
+            "device_name": profile.key.device_name,
+            "total_memory_gb": profile.key.memory_bytes / GIB,
+            "driver_version": profile.key.driver or None,
+        },
+        "batch_configurations": {**(existing.get("batch_configurations") or {}), model: chosen},
+        "detailed_results": {
+            **(existing.get("detailed_results") or {}),
+            model: {"optimization_result": result, "all_test_results": [_test_result(row, model) for row in rows]},
+        },
+    }
+
+
+def _test_result(row: Row, model: str) -> dict[str, Any]:
+    return {
+        "model_name": model,
+        "configuration": row.arm,
+        "batch_size": row.batch,
+        "throughput_imgs_per_sec": row.samples_per_s,
+        "avg_inference_time_ms": statistics.fmean(row.wall_ms) if row.ok and row.wall_ms else None,
+        "peak_memory_mb": _mb(row.peak_bytes),
+        "memory_usage_mb": _mb(row.peak_bytes),
+        "success": row.ok,
+        "error": row.why or None,
+    }
+
+
+def _mb(size: int | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+def triton_config(profile: TunedProfile, rows: Sequence[Row], model: str) -> str:
+    """A model's config.pbtxt, but for its inputs and outputs, which only the exported file can name."""
+    known = [e for e in estimates(rows).values() if e.config.arm == profile.arm and e.config.batch <= profile.batch]
+    near = {e.config.batch for e in known if e.rate >= PREFERRED_SHARE * profile.samples_per_s} | {profile.batch}
+    kind = "KIND_GPU" if profile.key.device == "cuda" else "KIND_CPU"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", model)
+    return "\n".join(
+        [
+            f"# {profile.arm} at batch {profile.batch}: {profile.samples_per_s:.1f} samples/s on "
+            f"{profile.key.device_name}, {profile.measured_at}",
+            f'name: "{name}"',
+            'backend: "pytorch"',
+            f"max_batch_size: {profile.batch}",
+            "dynamic_batching {",
+            f"  preferred_batch_size: [ {', '.join(str(size) for size in sorted(near))} ]",
+            "  # half a step: waiting longer for a fuller batch than it takes to run one does not pay",
+            f"  max_queue_delay_microseconds: {max(1, round(profile.p50_ms * 500))}",
+            "}",
+            f"instance_group [ {{ count: 1 kind: {kind} }} ]",
+            "# Add input and output as the exported model names them.",
+            "",
+        ]
+    )
+
+
+def lightning_arguments(profile: TunedProfile) -> str:
+    """Python with the arguments of a Lightning Trainer and what it has none for."""
+    arm = parse_arm(profile.arm)
+    precision = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[arm.precision]
+    trainer = {
+        "accelerator": "gpu" if arm.device == "cuda" else "cpu",
+        "devices": 1,
+        "precision": precision,
+        "benchmark": arm.cudnn_benchmark,
+    }
+    loader = {"batch_size": profile.batch}
+    return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, _by_hand(arm))
+
+
+def huggingface_arguments(profile: TunedProfile) -> str:
+    """Python with the TrainingArguments of a Hugging Face Trainer."""
+    arm = parse_arm(profile.arm)
+    size = "per_device_train_batch_size" if profile.key.mode == "train" else "per_device_eval_batch_size"
+    arguments: dict[str, Any] = {
+        size: profile.batch,
+        "bf16": arm.precision == "bf16",
+        "fp16": arm.precision == "fp16",
+        "torch_compile": bool(arm.compile),
+        "gradient_checkpointing": arm.recompute,
+        "optim": "adamw_torch_fused" if arm.fused else "adamw_torch",
+        "use_cpu": arm.device == "cpu",
+    }
+    arguments |= {"tf32": arm.precision == "tf32"} if arm.device == "cuda" else {}
+    arguments |= {"torch_compile_mode": arm.compile} if arm.compile else {}
+    return _snippet(profile, {"TRAINING_ARGUMENTS": arguments}, _by_hand(arm))
+
+
+def _compile(arm: ArmSpec) -> dict[str, Any] | None:
+    """Arguments of torch.compile; None where it is not used."""
+    return {"mode": None if arm.compile == "default" else arm.compile, "dynamic": False} if arm.compile else None
+
+
+def _by_hand(arm: ArmSpec) -> list[str]:
+    """What the trainer has no argument for."""
+    lines = ["model = model.to(memory_format=torch.channels_last)"] if arm.channels_last else []
+    lines += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
+    lines += ["the optimizer with fused=True"] if arm.fused else []
+    lines += [f"torch.set_num_threads({arm.threads})"] if arm.threads else []
+    lines += [f"attention within sdpa_kernel, {arm.sdpa} only"] if arm.sdpa else []
+    return lines + (["the whole step recorded as a CUDA graph"] if arm.graph else [])
+
+
+def _snippet(profile: TunedProfile, values: dict[str, Any], by_hand: list[str]) -> str:
+    head = f"# {profile.arm} at batch {profile.batch}, found by hotlap tune on {profile.key.device_name}"
+    lines = [head, f"# torch {profile.key.torch}, {profile.measured_at}, {profile.samples_per_s:.1f} samples/s"]
+    lines += [f"# by hand: {line}" for line in by_hand]
+    lines += [f"{name} = {pprint.pformat(value, sort_dicts=False)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"

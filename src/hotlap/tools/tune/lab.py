@@ -1,0 +1,198 @@
+"""The laboratory: every trial in a process of its own, every answer and every death a row that is saved at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hotlap.base.errors import DeviceUnavailable, HotlapError, OutOfMemory, WorkerDied
+from hotlap.measure.jobs import ArmFailure, Gates
+from hotlap.measure.process import run_job
+from hotlap.measure.trial import Trial
+from hotlap.records.codec import decode
+from hotlap.records.measurement import Gate, Memory
+from hotlap.records.run import now
+from hotlap.tools.tune.budget import Budget
+from hotlap.tools.tune.config import TuneConfig
+from hotlap.tools.tune.rows import OK, OUT_OF_MEMORY, Config, GateRow, Row
+from hotlap.tools.tune.search import numeric_class
+
+
+class ProcessLab:
+    """Runs what a search asks for; what an earlier life has run it takes from there, when it is asked for again.
+
+    Until then a search does not see it, so that it decides as it did then.
+    """
+
+    def __init__(
+        self,
+        config: TuneConfig,
+        budget: Budget,
+        *,
+        rows: Sequence[Row] = (),
+        gates: Sequence[GateRow] = (),
+        saved: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.budget = config, budget
+        self.rows: list[Row] = []
+        self.gates: dict[str, GateRow] = {}
+        self._earlier_rows, self._earlier_gates = list(rows), {gate.arm: gate for gate in gates}
+        self.full_gates: list[Gate] = []
+        self.notes: list[str] = []
+        self.doing: Callable[[str], None] = say
+        self._saved = saved
+
+    def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
+        known = [row for row in self.rows if row.is_for(config.arm, config.batch, rung, attempt, tail)]
+        if known:
+            return known[0]
+        earlier = [row for row in self._earlier_rows if row.is_for(config.arm, config.batch, rung, attempt, tail)]
+        if earlier:
+            self._earlier_rows.remove(earlier[0])
+            self.rows.append(earlier[0])
+            return earlier[0]
+        self.doing(f"{stage}: {config}")
+        began = time.monotonic()
+        found = self._run(config, rung, tail)
+        row = Row(
+            stage=stage,
+            arm=config.arm,
+            batch=config.batch,
+            rung=rung,
+            attempt=attempt,
+            tail=tail,
+            seconds=time.monotonic() - began,
+            at=now(),
+            **found,
+        )
+        self.rows.append(row)
+        self._saved()
+        return row
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """With those of an earlier life that were not asked for yet."""
+        return [*self.rows, *self._earlier_rows]
+
+    @property
+    def all_gates(self) -> list[GateRow]:
+        return [*self.gates.values(), *self._earlier_gates.values()]
+
+    def _job(self, job: str, **extra: Any) -> dict[str, Any]:
+        c = self.config
+        common = {"target": c.target, "options": c.workload, "inputs": list(c.input), "seed": c.seed, "mode": c.mode}
+        return {"job": job, **common, **extra}
+
+    def _run(self, config: Config, rung: int, tail: int) -> dict[str, Any]:
+        job = self._job(
+            "trial",
+            arm=config.arm,
+            batch=config.batch,
+            seconds=self.budget.timed(rung),
+            warmup_seconds=self.config.warmup_seconds,
+            tail=tail,
+        )
+        try:
+            answer: Trial = decode(Trial, run_job(job, timeout_s=self.config.timeout_s))
+        except DeviceUnavailable:
+            raise  # no other trial would fare better
+        except HotlapError as error:
+            return {"status": status_of(error), "why": error.what}
+        return _measured(answer)
+
+    def gate(self, arms: Sequence[str]) -> None:
+        asked = [name for name in dict.fromkeys(map(numeric_class, arms)) if name not in self.gates]
+        self.gates |= {name: self._earlier_gates.pop(name) for name in asked if name in self._earlier_gates}
+        asked = [name for name in asked if name not in self.gates]
+        if not asked:
+            return
+        self.doing(f"numeric gate: {', '.join(asked)}")
+        began = time.monotonic()
+        found = self._gates(asked)
+        share = (time.monotonic() - began) / len(asked)
+        failures = {failure.arm: failure.what for failure in found.failures}
+        self.full_gates += found.gates
+        judged = {gate.arm: gate for gate in found.gates}
+        for name in asked:
+            self.gates[name] = gate_row(name, judged.get(name), failures.get(name, ""), share)
+        self._saved()
+
+    def _gates(self, asked: list[str]) -> Gates:
+        """The judgements of these arms; where one takes the process with it, each is judged alone."""
+        size = min(self.config.gate_batch, self.config.batch or self.config.gate_batch)
+        job = self._job("gate", arms=asked, batch=size, steps=self.config.gate_steps)
+        try:
+            found: Gates = decode(Gates, run_job(job, timeout_s=self.config.timeout_s * (1 + len(asked))))
+            return found
+        except (WorkerDied, OutOfMemory) as error:
+            if len(asked) == 1:
+                return Gates(failures=[ArmFailure(arm=asked[0], what=error.what)])
+        parts = [self._gates([name]) for name in asked]
+        return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def status_of(error: HotlapError) -> str:
+    """How a trial ended, in a word or two."""
+    if isinstance(error, OutOfMemory):
+        return "killed" if "SIGKILL" in error.what else OUT_OF_MEMORY
+    if isinstance(error, WorkerDied):
+        return "timed out" if "timeout_s" in error.what else "crashed"
+    return "failed"
+
+
+def _measured(answer: Trial) -> dict[str, Any]:
+    notes = list(answer.notes)
+    if answer.num_breaks:
+        notes.append(f"torch.compile broke the graph {answer.num_breaks} times")
+    if answer.num_recompiles:
+        notes.append(f"torch.compile compiled again {answer.num_recompiles} times while steps were timed")
+    if answer.tail_graphs:
+        notes.append(f"torch.compile made {answer.tail_graphs} more graphs for the ragged tail")
+    return {
+        "status": OK,
+        "wall_ms": answer.wall_ms,
+        "interval_ms": answer.interval_ms,
+        "peak_bytes": peak_of(answer.memory),
+        "first_step_s": answer.first_step_s,
+        "num_breaks": answer.num_breaks,
+        "num_recompiles": answer.num_recompiles,
+        "tail_ms": answer.tail_ms,
+        "tail_graphs": answer.tail_graphs,
+        "notes": notes,
+    }
+
+
+def peak_of(memory: Memory) -> int | None:
+    """The peak that decides whether a batch fits: what the card held, workspaces included, or what the host did."""
+    sizes = [size for size in (memory.device_used_bytes, memory.reserved_bytes) if size]
+    return max(sizes) if sizes else memory.host_rss_bytes
+
+
+def gate_row(arm: str, gate: Gate | None, failure: str, seconds: float) -> GateRow:
+    """The gate of one arm as a search keeps it: the worst check, as a share of what it may be."""
+    if gate is None:
+        why = f"could not be judged: {failure or 'no answer'}"
+        return GateRow(arm=arm, passed=False, error=math.inf, why=why, seconds=seconds)
+    shares = {check.name: _share(check.error, check.allowed) for check in gate.checks}
+    worst = max(gate.checks, key=lambda check: (not check.passed, shares[check.name]))
+    text = f"{worst.name} {worst.error:.2g}, allowed {worst.allowed:.2g}"
+    return GateRow(
+        arm=arm,
+        passed=gate.passed,
+        error=max(shares.values()),
+        check=text,
+        why="" if gate.passed else f"wrong answer: {text}",
+        seconds=seconds,
+    )
+
+
+def _share(error: float, allowed: float) -> float:
+    if not math.isfinite(error):
+        return math.inf
+    return error / allowed if allowed > 0 else (0.0 if error == 0 else math.inf)

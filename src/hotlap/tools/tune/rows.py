@@ -1,0 +1,141 @@
+"""What a search measured: a row a trial, whatever became of it, and what the rows of one configuration say together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hotlap.base.stats import MIN_SAMPLES_FOR
+
+OK = "ok"
+OUT_OF_MEMORY = "out of memory"
+MEMORY_DEATHS = (OUT_OF_MEMORY, "killed")
+"""Ends that a smaller batch may avoid."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run the workload, with its batch."""
+
+    arm: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.arm} at batch {self.batch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One trial in one process."""
+
+    stage: str
+    """What the search was after: scout, batch, arms, switches, recompute, compile, final or confirm."""
+    arm: str
+    batch: int
+    rung: int
+    """How long it was timed: three times as long with each rung."""
+    attempt: int = 0
+    tail: int = 0
+    """Samples of the ragged end that was run as well; 0 for none."""
+    status: str = OK
+    """ok, out of memory, killed, timed out, crashed or failed."""
+    why: str = ""
+    wall_ms: list[float] = field(default_factory=list)
+    interval_ms: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    first_step_s: float | None = None
+    num_breaks: int = 0
+    num_recompiles: int = 0
+    tail_ms: list[float] = field(default_factory=list)
+    tail_graphs: int = 0
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """What the trial cost, its process's start included."""
+    at: str = ""
+    """When it ended."""
+
+    @property
+    def config(self) -> Config:
+        return Config(self.arm, self.batch)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == OK
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return 1e3 * self.batch / statistics.median(self.wall_ms) if self.ok and self.wall_ms else None
+
+    def is_for(self, arm: str, batch: int, rung: int, attempt: int, tail: int) -> bool:
+        return (self.arm, self.batch, self.rung, self.attempt, self.tail) == (arm, batch, rung, attempt, tail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRow:
+    """The numeric gate of one arm."""
+
+    arm: str
+    passed: bool
+    error: float
+    """The largest error of its checks over what is allowed; not finite for an answer that is not."""
+    check: str = ""
+    """The check it belongs to, with its numbers."""
+    why: str = ""
+    """Why it did not pass, or could not be judged."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The rows of one configuration together."""
+
+    config: Config
+    rate: float
+    """Samples a second: the median over processes."""
+    spread: float
+    """Half the range between its processes, or within the only one, as a fraction of the rate."""
+    p50_ms: float
+    p95_ms: float
+    """Of all single steps, as far as so many support it; the search may use it before a page may print it."""
+    num_steps: int
+    peak_bytes: int | None
+    num_processes: int
+
+    @property
+    def supports_p95(self) -> bool:
+        return self.num_steps >= MIN_SAMPLES_FOR["p95"]
+
+
+def estimate(rows: Sequence[Row]) -> Estimate | None:
+    """What the good rows of one configuration say; None where there is none."""
+    good = [row for row in rows if row.samples_per_s is not None]
+    if not good:
+        return None
+    rates = [row.samples_per_s or 0.0 for row in good]
+    # One process's blocks, slowest against fastest, say little of other processes, but more than nothing.
+    within = [1e3 * good[0].batch / ms for ms in good[0].wall_ms]
+    spread = (max(rates) - min(rates)) / 2 if len(rates) > 1 else (max(within) - min(within)) / 4
+    rate = statistics.median(rates)
+    steps = sorted(ms for row in good for ms in (row.interval_ms or row.wall_ms))
+    peaks = [row.peak_bytes for row in good if row.peak_bytes is not None]
+    return Estimate(
+        config=good[0].config,
+        rate=rate,
+        spread=spread / rate if rate else 0.0,
+        p50_ms=statistics.median(steps),
+        p95_ms=steps[min(len(steps) - 1, math.ceil(0.95 * len(steps)) - 1)],
+        num_steps=len(steps),
+        peak_bytes=max(peaks) if peaks else None,
+        num_processes=len(good),
+    )
+
+
+def estimates(rows: Iterable[Row]) -> dict[Config, Estimate]:
+    """Every configuration that ran, in the order it was first tried."""
+    by_config: dict[Config, list[Row]] = {}
+    for row in rows:
+        by_config.setdefault(row.config, []).append(row)
+    found = {config: estimate(of_one) for config, of_one in by_config.items()}
+    return {config: one for config, one in found.items() if one is not None}

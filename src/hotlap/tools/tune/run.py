@@ -1,0 +1,252 @@
+"""The tool itself: describe, search, confirm, store. The record on disk is never behind, so a kill costs one trial."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from hotlap.base import events
+from hotlap.base.errors import ConfigError, HotlapError, StorageError
+from hotlap.base.events import Emit, Event, ignore
+from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.jobs import Description
+from hotlap.measure.process import run_job
+from hotlap.records.codec import decode, encode
+from hotlap.records.environment import capture
+from hotlap.records.measurement import Gate
+from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.tuned import (
+    PROFILE_NAME,
+    ProfileStore,
+    TunedKey,
+    TunedProfile,
+    only_search,
+    stale_reasons,
+    write_profile,
+)
+from hotlap.tools.tune.budget import Budget, spent
+from hotlap.tools.tune.config import TuneConfig, find_search
+from hotlap.tools.tune.export import write_exports
+from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.lab import ProcessLab
+from hotlap.tools.tune.rows import GateRow, Row, estimates
+from hotlap.tools.tune.search import Outcome, Search, numeric_class
+from hotlap.tools.tune.space import Space, make_space
+from hotlap.tools.tune.verdict import give_verdict, headline_rows
+from hotlap.tools.tune.verify import verify
+
+
+def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
+    """Searches for one target, or verifies its stored profile; the record holds every trial."""
+    if config.verify:
+        return verify(config, emit, sources=sources)
+    emit(events.start("tune", None, f"loading {config.target}"))
+    try:
+        about = describe(config)
+        space = make_space(
+            about,
+            mode=config.mode,
+            device=config.device,
+            arms=config.arms,
+            graphs=config.graphs,
+            batch=config.batch,
+            max_batch=config.max_batch,
+        )
+        with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
+            return _search(config, emit, about, space, sources or {})
+    finally:
+        emit(events.finish("tune"))
+
+
+def _search(config: TuneConfig, emit: Emit, about: Description, space: Space, sources: dict[str, str]) -> RunRecord:
+    run = _Run(config, emit, about, space, sources)
+    try:
+        run.search()
+    except KeyboardInterrupt:
+        run.close("interrupted", f"Interrupted; --resume {run.folder} goes on without repeating a trial.")
+        raise
+    except HotlapError as error:
+        run.close("failed", str(error))
+        raise
+    return run.close("complete")
+
+
+def describe(config: TuneConfig) -> Description:
+    """What there is to know of the target, learnt in a process of its own."""
+    job = {
+        "job": "describe",
+        "target": config.target,
+        "options": config.workload,
+        "inputs": list(config.input),
+        "count_samples": config.mode == "train",
+    }
+    about: Description = decode(Description, run_job(job, timeout_s=max(600.0, config.timeout_s)))
+    return about
+
+
+def preview(config: TuneConfig) -> list[str]:
+    """What a search with this config would try; loads the target, measures nothing."""
+    about = describe(config)
+    space = make_space(
+        about, mode=config.mode, device=config.device, arms=config.arms, graphs=config.graphs, batch=config.batch,
+        max_batch=config.max_batch,
+    )  # fmt: skip
+    leader = space.firsts[-1]
+    sizes = f"{space.batch}" if space.fixed else f"from {space.batch}, at most {space.max_batch}"
+    return [
+        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"objective  {Goal(config.objective, config.p95_ms).says()}",
+        *(f"arm        {arm.name}" for arm in space.firsts),
+        *(f"then       {arm.name}, and the like for the leader" for arm in space.switched(leader)),
+        *(f"finalist   {arm.name}, and the like for the leader" for arm in space.compile_forms(leader)),
+        f"batch      {sizes}",
+        f"budget     {config.budget}, every trial in a process of its own",
+    ]
+
+
+class _Run:
+    """One search under way."""
+
+    def __init__(
+        self, config: TuneConfig, emit: Emit, about: Description, space: Space, sources: dict[str, str]
+    ) -> None:
+        self.config, self.emit, self.about, self.space = config, emit, about, space
+        self.goal = Goal(config.objective, config.p95_ms)
+        self.budget = Budget(seconds=config.budget_s, rung_seconds=config.seconds)
+        question = Question(
+            target=config.target,
+            mode=config.mode,
+            options=config.workload,
+            inputs=list(config.input),
+            device=space.firsts[0].torch_device,
+        )
+        self.key: TunedKey = ask_key(question)
+        self.outcome: Outcome | None = None
+        self.profile: TunedProfile | None = None
+        self.stored, self.doing = "", ""
+        self.notes: list[str] = []
+        rows, gates, full = self._begin(sources)
+        self.lab = ProcessLab(config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say)
+        self.lab.full_gates += full
+
+    def _begin(self, sources: dict[str, str]) -> tuple[list[Row], list[GateRow], list[Gate]]:
+        """A new record, or that of the search that goes on with its rows."""
+        name = self.config.name or f"{self.about.name}-tune"
+        if not self.config.resume:
+            self.folder: Path = run_folder(self.config.runs, name)
+            self.record = begin("tune", name, self.config, sources, capture())
+            return [], [], []
+        before = find_search(self.config.resume, self.config.runs)
+        found = before.extra.get("tune") or {}
+        changed = stale_reasons(decode(TunedKey, found["key"]), self.key) if "key" in found else ()
+        if changed:
+            raise ConfigError(
+                f"resume = {self.config.resume!r} cannot go on: {'; '.join(changed)}",
+                remedy="Its trials were run under other conditions; start a new search",
+            )
+        self.folder = Path(before.path).parent
+        fresh = begin("tune", before.name, self.config, sources, capture())
+        self.record = dataclasses.replace(fresh, started_at=before.started_at)
+        rows = [decode(Row, row) for row in found.get("rows", [])]
+        self.notes.append(f"Resumed with {len(rows)} trials of an earlier start.")
+        return rows, [decode(GateRow, gate) for gate in found.get("gates", [])], list(before.gates)
+
+    def search(self) -> None:
+        self._save()
+        outcome = Search(self.space, self.lab, self.goal, self.budget).run()
+        if outcome.winner is not None:
+            self.profile = self._make_profile(outcome)
+            write_profile(self.profile, self.folder / PROFILE_NAME)
+            self._store(self.profile)
+        self.outcome = outcome
+        if self.config.export is not None and self.profile is not None:
+            files = write_exports(self.profile, self.lab.rows, self.about, self.config.export)
+            self.notes.append(f"Exported {', '.join(str(file) for file in files)}.")
+
+    def _make_profile(self, outcome: Outcome) -> TunedProfile:
+        assert outcome.winner is not None and outcome.confirmed is not None
+        config, found = outcome.winner, estimates(self.lab.rows)[outcome.winner]
+        mine = [row for row in self.lab.rows if row.config == config and row.ok]
+        ran = [row.batch for row in self.lab.rows if row.ok and row.arm == config.arm]
+        return TunedProfile(
+            key=self.key,
+            arm=config.arm,
+            batch=config.batch,
+            objective=self.config.objective,
+            samples_per_s=found.rate,
+            samples_ms=[row.wall_ms for row in mine],
+            p50_ms=found.p50_ms,
+            p95_ms=found.p95_ms if found.supports_p95 else None,
+            peak_bytes=found.peak_bytes,
+            gate_error=self.lab.gates[numeric_class(config.arm)].error,
+            tail_batch=outcome.confirmed.tail,
+            max_batch=max(ran),
+            searched_from=self.record.started_at,
+            measured_at=outcome.confirmed.at,
+            record=str(self.folder / "record.json"),
+        )
+
+    def _store(self, profile: TunedProfile) -> None:
+        if not self.config.store:
+            self.notes.append(f"Not stored, as asked; the profile lies in {self.folder / PROFILE_NAME}.")
+            return
+        try:
+            path, why_not = ProfileStore().save(profile)
+        except StorageError as error:
+            text = f"The profile could not be stored: {error.what}. It lies in {self.folder / PROFILE_NAME}."
+            self.emit(events.warn(text))
+            self.notes.append(text)
+            return
+        if why_not:
+            text = f"Not stored in {path}: {why_not}. This one lies in {self.folder / PROFILE_NAME}."
+            self.emit(events.warn(text))
+            self.notes.append(text)
+        else:
+            self.stored = str(path)
+
+    def _say(self, text: str) -> None:
+        self.doing = text
+        self._tell()
+
+    def _saved(self) -> None:
+        self._save()
+        self._tell()
+
+    def _tell(self) -> None:
+        used = min(spent(self.lab.rows, self.lab.gates), self.budget.seconds)
+        self.emit(events.advance("tune", used, self.budget.seconds, self.doing))
+        self.emit(Event(kind="result", task="tune", data={"rows": headline_rows(self.lab.rows, self.lab.gates)}))
+
+    def _snapshot(self) -> RunRecord:
+        lab = self.lab
+        winner = encode(self.outcome.winner) if self.outcome else None
+        found: dict[str, Any] = {
+            "key": encode(self.key),
+            "about": encode(self.about),
+            "goal": self.goal.says(),
+            "start": encode({"arm": self.space.firsts[0].name, "batch": self.space.batch}),
+            "rows": encode(lab.all_rows),
+            "gates": encode(lab.all_gates),
+            "winner": winner,
+            "refused": dict(self.outcome.refused) if self.outcome else {},
+            "spent_s": spent(lab.rows, lab.gates),
+            "budget_s": self.budget.seconds,
+            "profile": encode(self.profile) if self.profile else None,
+            "stored": self.stored,
+        }
+        green = [gate for gate in lab.full_gates if gate.passed]
+        notes = [*self.notes, *(f"{text[0].upper()}{text[1:]}." for text in lab.notes)]
+        return dataclasses.replace(self.record, extra={"tune": found}, gates=green, notes=notes)
+
+    def _save(self) -> None:
+        self.record = save(self._snapshot(), self.folder)
+
+    def close(self, status: str, why: str = "") -> RunRecord:
+        """The finished record, with its verdict, on disk."""
+        record = self._snapshot()
+        verdict = give_verdict(self.config, self.goal, self.lab.rows, self.lab.gates, self.outcome, status, why)
+        notes = [*record.notes, *([why] if why else [])]
+        record = dataclasses.replace(record, status=status, finished_at=now(), verdict=verdict, notes=notes)
+        self.record = save(record, self.folder)
+        return self.record

@@ -1,0 +1,354 @@
+"""The search itself, without clocks or processes: it asks a laboratory for trials and gates and decides what is next.
+
+Its decisions follow from the answers alone, so a search that is run again over the rows of one that was cut off comes
+to the same point without a new trial, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.tools.tune.budget import Budget
+from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row, estimates
+from hotlap.tools.tune.space import Space
+
+NUM_LEADERS = 3
+"""Configurations that are timed again at the end."""
+NUM_FINALISTS = 2
+NUM_CONFIRMED = 4
+"""Configurations whose final form is run before the search gives up."""
+MARGIN = 0.10
+"""Slower than the best by more than this, and by more than the noise, is out of a race."""
+CLOSE = 0.03
+"""Configurations this close to the best are timed again at the end."""
+GAIN = 0.02
+"""Less than this from a doubled batch is none; after two such the climb ends."""
+FALL = 0.85
+"""Of the best rate; a batch below it ends the climb at once."""
+MAX_RUNG = 2
+RACE_RUNG = 1
+"""Where a race ends that only decides what is tried next; the last ones are run up to MAX_RUNG."""
+
+
+class Lab(Protocol):
+    """Where configurations are run; it remembers everything."""
+
+    rows: list[Row]
+    gates: dict[str, GateRow]
+    """By numeric class, see :func:`numeric_class`."""
+
+    def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
+        """The row of one trial; one that was run before is not run again."""
+        ...
+
+    def gate(self, arms: Sequence[str]) -> None:
+        """Judges the numeric classes of these arms that were not judged yet."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+
+def numeric_class(arm: str) -> str:
+    """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
+    return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
+
+
+@dataclass
+class Outcome:
+    """What a search came to."""
+
+    winner: Config | None
+    confirmed: Row | None
+    """The winner's last run, in its final form."""
+    ranking: list[Estimate]
+    refused: dict[str, str] = field(default_factory=dict)
+    """Arms and configurations that were refused, with the reason."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Search:
+    """One search under way."""
+
+    def __init__(self, space: Space, lab: Lab, goal: Goal, budget: Budget) -> None:
+        self.space, self.lab, self.goal, self.budget = space, lab, goal, budget
+        self.refused: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    def run(self) -> Outcome:
+        """The fastest configuration that was run and gives the right answer, or none."""
+        batch, arms = self._scout(self._right(list(self.space.firsts)))
+        if arms:
+            # The batch first: at a small one the launches decide, and all arms look alike.
+            batch = self._best_batch(arms[0], batch)
+            leader = self._switch(self._race("arms", arms, batch), batch)
+            if leader != arms[0]:
+                batch = self._best_batch(leader, batch)
+            self._recompute(leader, batch)
+            self._compile(leader, batch)
+        return self._finish()
+
+    def _right(self, arms: list[ArmSpec]) -> list[ArmSpec]:
+        """The arms whose precision gives the right answer; judged once for each, before any time is spent on them."""
+        plain = {arm.precision: ArmSpec(device=arm.device, index=arm.index, precision=arm.precision) for arm in arms}
+        self.lab.gate([spec.name for spec in plain.values()])
+        for spec in plain.values():
+            self._is_right(spec.name)
+        return [arm for arm in arms if self._is_right(plain[arm.precision].name)]
+
+    def _is_right(self, arm: str) -> bool:
+        found = self.lab.gates.get(numeric_class(arm))
+        if found is None or not found.passed:
+            self.refused[arm] = found.why if found else "not judged"
+            return False
+        return True
+
+    def _scout(self, arms: list[ArmSpec]) -> tuple[int, list[ArmSpec]]:
+        """The batch at which something runs, and the arms to go on with, the one to climb with first.
+
+        The plainest and the leanest are tried; where neither fits, half the batch; in the end, recomputation.
+        """
+        batch = self.space.batch
+        while arms and batch >= 1:
+            scouts = list(dict.fromkeys([arms[0], arms[-1]]))
+            ran = [arm for arm in scouts if self._try("scout", Config(arm.name, batch))]
+            if ran:
+                faster = max(ran, key=lambda arm: self._rate(arm, batch))
+                return batch, list(dict.fromkeys([faster, *arms]))
+            if self.space.fixed or not self._died_of_memory(scouts, batch):
+                break
+            batch //= 2
+        batch = self.space.batch if self.space.fixed else 1
+        lean = [form for arm in reversed(arms) for form in self.space.recomputed(arm)]
+        for place, arm in enumerate(lean):
+            if self._try("recompute", Config(arm.name, batch)):
+                return batch, [arm, *lean[:place], *lean[place + 1 :]]
+        others = [arm for arm in arms[1:-1] if self._try("scout", Config(arm.name, batch))]
+        return batch, others
+
+    def _died_of_memory(self, arms: Sequence[ArmSpec], batch: int) -> bool:
+        configs = {Config(arm.name, batch) for arm in arms}
+        return any(row.status in MEMORY_DEATHS for row in self.lab.rows if row.config in configs)
+
+    def _try(self, stage: str, config: Config, rung: int = 0) -> Estimate | None:
+        """What is known of a configuration after one more trial at ``rung``; a death for memory is tried once more."""
+        for attempt in range(2):
+            if not self._affords(stage, config, rung):
+                break
+            row = self.lab.trial(stage, config, rung=rung, attempt=attempt, tail=0)
+            if row.status not in MEMORY_DEATHS:
+                break
+        return estimates(self.lab.rows).get(config)
+
+    def _affords(self, stage: str, config: Config, rung: int) -> bool:
+        if any(r.config == config and r.rung == rung and r.tail == 0 for r in self.lab.rows):
+            return True  # costs nothing, or is the second attempt of one that was paid for
+        if self.budget.affords(self.lab, config, rung, stage):
+            return True
+        if stage not in self._told:
+            self._told.add(stage)
+            self.lab.note(
+                f"the budget of {self.budget.seconds:g} s left no time for {stage}: {config}, and for what would have "
+                "followed in that stage"
+            )
+        return False
+
+    def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
+        """The best arm at one batch, by successive halving: fewer arms, each timed longer; the first if none ran."""
+        alive = {Config(arm.name, batch): arm for arm in arms}
+        for rung in range(RACE_RUNG + 1):
+            for config in alive:
+                self._try(stage, config, rung)
+            known = estimates(self.lab.rows)
+            ranked = sorted((c for c in alive if c in known), key=lambda c: -known[c].rate)
+            if not ranked:
+                return arms[0]
+            near = [c for c in ranked if _near(known[c], known[ranked[0]], MARGIN)]
+            if len(near) <= 1 or rung == RACE_RUNG:
+                break
+            alive = {c: alive[c] for c in near[: max(2, -(-len(ranked) // 2))]}
+        return alive[ranked[0]]
+
+    def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
+        """The leader, with those switches turned that make it faster here."""
+        forms = self.space.switched(leader)
+        return self._race("switches", [leader, *forms], batch) if forms else leader
+
+    def _best_batch(self, arm: ArmSpec, start: int) -> int:
+        """The best size for an arm: doubled and halved from ``start``, then the neighbours that doubling leaves out."""
+        if self.space.fixed:
+            return start
+        self._climb(arm, start)
+        self._descend(arm, start)
+        best = self._best_size(arm)
+        if best is not None and self.goal.objective == "throughput":
+            for size in self.space.around(best):
+                self._try("batch", Config(arm.name, size))
+        found = self._best_size(arm)
+        return start if found is None else found
+
+    def _best_size(self, arm: ArmSpec) -> int | None:
+        mine = [one for config, one in estimates(self.lab.rows).items() if config.arm == arm.name]
+        ranked = self.goal.order(mine) or sorted(mine, key=lambda one: one.p95_ms)
+        return ranked[0].config.batch if ranked else None
+
+    def _climb(self, arm: ArmSpec, start: int) -> None:
+        good, size, flat, failures = start, start, 0, 0
+        best = self._rate(arm, start)
+        while size < self.space.max_batch and flat < 2:
+            size = min(2 * size, self.space.max_batch)
+            found = self._try("batch", Config(arm.name, size))
+            if found is None:
+                failures += 1
+                self._fill_gap(arm, good, size)
+                # Memory is not monotone: one size beyond a failure is tried before the climb ends.
+                if failures > 1 or not self._died_of_memory([arm], size):
+                    return
+                continue
+            flat = 0 if found.rate > (1 + GAIN) * best else flat + 1
+            if found.rate < FALL * best or not self._worth_larger(found):
+                return
+            good, best = size, max(best, found.rate)
+
+    def _worth_larger(self, found: Estimate) -> bool:
+        """Whether a larger batch may still serve the goal: beyond the latency allowed none does."""
+        return self.goal.admits(found) and not (self.goal.objective == "latency" and self.goal.p95_ms is None)
+
+    def _fill_gap(self, arm: ArmSpec, good: int, bad: int) -> None:
+        for size in self.space.between(good, bad):
+            self._try("batch", Config(arm.name, size))
+
+    def _descend(self, arm: ArmSpec, start: int) -> None:
+        """Smaller sizes, as long as they serve the goal: fast enough, within the latency, or lean."""
+        size, flat = start, 0
+        while size > 1 and flat < 2:
+            size //= 2
+            found = self._try("batch", Config(arm.name, size))
+            if found is None:
+                return
+            best = max(self._rates(arm).values())
+            if self.goal.objective == "latency" or self.goal.p95_ms is not None:
+                flat = flat + 1 if self.goal.p95_ms is not None and self.goal.admits(found) else 0
+            elif self.goal.objective == "memory":
+                flat = 0 if found.rate >= 0.95 * best else 2
+            else:
+                flat = 0 if found.rate >= best else flat + (2 if found.rate < FALL * best else 1)
+
+    def _rates(self, arm: ArmSpec) -> dict[int, float]:
+        found = estimates(self.lab.rows).items()
+        return {config.batch: one.rate for config, one in found if config.arm == arm.name}
+
+    def _rate(self, arm: ArmSpec, batch: int) -> float:
+        return self._rates(arm).get(batch, 0.0)
+
+    def _recompute(self, leader: ArmSpec, batch: int) -> None:
+        """Activation checkpointing, only where memory is what counts: it is slower everywhere else."""
+        if self.goal.objective == "memory":
+            for form in self.space.recomputed(leader):
+                if self._try("recompute", Config(form.name, batch)) and not self.space.fixed:
+                    self._climb(form, batch)
+
+    def _compile(self, leader: ArmSpec, batch: int) -> None:
+        """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
+        first, *others = self._finalists(leader, batch) or [leader]
+        ran = [f for f in self.space.compile_forms(first) if self._try("compile", Config(f.name, batch))]
+        if ran:
+            form = max(ran, key=lambda arm: self._rate(arm, batch))
+            for arm in others:  # one form each: compiling is dear, and what suits one suits the next
+                same = dataclasses.replace(arm, compile=form.compile, graph=form.graph)
+                if self.space.allows(same):
+                    self._try("compile", Config(same.name, batch))
+        known = estimates(self.lab.rows)
+        forms = [c for c in known if c.batch == batch and _is_compiled(c.arm)]
+        if not forms or self.space.fixed:
+            return
+        best = max(forms, key=lambda c: known[c].rate)
+        if known[best].rate < (1 - MARGIN) * max(one.rate for one in known.values()):
+            return
+        for larger in (True, False):
+            size, rate = batch, known[best].rate
+            while 1 <= (size := 2 * size if larger else size // 2) <= self.space.max_batch:
+                found = self._try("compile", Config(best.arm, size))
+                if found is None or found.rate < (1 + GAIN) * rate:
+                    break
+                rate = found.rate
+
+    def _finalists(self, leader: ArmSpec, batch: int) -> list[ArmSpec]:
+        """The leader and the next eager arm of another precision or layout, at the same batch."""
+        known = estimates(self.lab.rows)
+        ranked = sorted((c for c in known if c.batch == batch), key=lambda c: -known[c].rate)
+        arms = [leader, *(parse_arm(config.arm) for config in ranked)]
+        found: dict[tuple[str, bool], ArmSpec] = {}
+        for arm in arms:
+            if not arm.compile and not arm.graph and not arm.recompute:
+                found.setdefault((arm.precision, arm.channels_last), arm)
+        return list(found.values())[:NUM_FINALISTS]
+
+    def _finish(self) -> Outcome:
+        """Times the best again, judges them, and runs the first right one in its final form."""
+        for rung in (1, 2):
+            for one in self._contenders():
+                self._try("final", one.config, rung)
+        tried: set[Config] = set()
+        while len(tried) < NUM_CONFIRMED:
+            best = next((e for e in self._ranked() if e.config not in tried and self._judged(e)), None)
+            if best is None:
+                break
+            tried.add(best.config)
+            row = self._confirm(best.config)
+            if row.ok and self._still_admitted(best.config):
+                return self._outcome(best.config, row)
+            self.refused[str(best.config)] = row.why or f"{self.goal.says()} does not hold in its final form"
+        return self._outcome(None, None)
+
+    def _ranked(self) -> list[Estimate]:
+        """What ran, best first; without what is known to answer wrongly, which must not set the mark for others."""
+        wrong = {name for name, gate in self.lab.gates.items() if not gate.passed}
+        known = estimates(self.lab.rows)
+        return self.goal.order(one for config, one in known.items() if numeric_class(config.arm) not in wrong)
+
+    def _contenders(self) -> list[Estimate]:
+        """The best and those whom noise may have put behind it; wrong ones make room for others."""
+        found: list[Estimate] = []
+        for one in self._ranked():
+            if len(found) == NUM_LEADERS or (found and not _near(one, found[0], CLOSE)):
+                break
+            found += [one] if self._judged(one) else []
+        return found
+
+    def _judged(self, one: Estimate) -> bool:
+        """Whether a configuration's arm gives the right answer; judged when it is asked for the first time."""
+        if numeric_class(one.config.arm) not in self.lab.gates:
+            # One process judges several: the float64 reference is the dear part.
+            near = [e.config.arm for e in self._ranked() if _near(e, one, CLOSE)]
+            self.lab.gate(list(dict.fromkeys([one.config.arm, *near]))[: NUM_LEADERS + 1])
+        return self._is_right(one.config.arm)
+
+    def _confirm(self, config: Config) -> Row:
+        tail = max(1, config.batch * 2 // 3) if config.batch > 1 else 1
+        row = self.lab.trial("confirm", config, rung=MAX_RUNG, attempt=0, tail=tail)
+        if row.status in MEMORY_DEATHS:
+            row = self.lab.trial("confirm", config, rung=MAX_RUNG, attempt=1, tail=tail)
+        return row
+
+    def _still_admitted(self, config: Config) -> bool:
+        return self.goal.admits(estimates(self.lab.rows)[config])
+
+    def _outcome(self, winner: Config | None, confirmed: Row | None) -> Outcome:
+        known = estimates(self.lab.rows)
+        ranking = sorted(known.values(), key=lambda one: (one.config != winner, -one.rate))
+        return Outcome(winner, confirmed, ranking, dict(self.refused))
+
+
+def _is_compiled(arm: str) -> bool:
+    spec = parse_arm(arm)
+    return bool(spec.compile) or spec.graph
+
+
+def _near(one: Estimate, best: Estimate, margin: float) -> bool:
+    """Whether ``one`` may yet be the best, given the noise of both."""
+    return one.rate * (1 + max(margin, one.spread)) >= best.rate * (1 - best.spread / 2)

@@ -1,0 +1,106 @@
+"""A search in one line and a few more: what won, beside what, with which error; or why nothing did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, EXIT_OUT_OF_MEMORY
+from hotlap.base.format import format_bytes, format_count, format_ms, format_percent, format_rate, format_s
+from hotlap.records.measurement import Verdict
+from hotlap.tools.tune.budget import spent
+from hotlap.tools.tune.config import TuneConfig
+from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row, estimates
+from hotlap.tools.tune.search import Outcome, numeric_class
+
+
+def give_verdict(
+    config: TuneConfig,
+    goal: Goal,
+    rows: Sequence[Row],
+    gates: Mapping[str, GateRow],
+    outcome: Outcome | None,
+    status: str,
+    why: str,
+) -> Verdict:
+    """The verdict of a search that ended with ``status``."""
+    if outcome is None or status != "complete":
+        return Verdict(outcome=status, headline=why, exit_code=EXIT_CHECK_FAILED, lines=_lines(rows, gates, {}))
+    refused = outcome.refused
+    if outcome.winner is None:
+        memory = bool(rows) and all(row.status in MEMORY_DEATHS for row in rows)
+        what = "nothing fits in memory" if memory else _why_none(rows, gates, goal)
+        code = EXIT_OUT_OF_MEMORY if memory else EXIT_CHECK_FAILED
+        headline = f"no configuration of {config.target} was found: {what}"
+        return Verdict(outcome="nothing found", headline=headline, exit_code=code, lines=_lines(rows, gates, refused))
+    best = estimates(rows)[outcome.winner]
+    error = gates[numeric_class(outcome.winner.arm)].error
+    headline = (
+        f"{outcome.winner}: {format_rate(best.rate)}, error {format_percent(error)} of what is allowed"
+        + _beside(rows, outcome.winner)
+    )
+    lines = [_cost_line(best), *_lines(rows, gates, refused)]
+    return Verdict(outcome="tuned", headline=headline, exit_code=EXIT_OK, lines=lines)
+
+
+def _beside(rows: Sequence[Row], winner: Config) -> str:
+    """The rate of the first trial that ran, the plain arm at the batch it began with; '' where that is the winner."""
+    known = list(estimates(rows).values())
+    first = known[0]
+    return "" if first.config == winner else f"; {first.config} ran at {format_rate(first.rate)}"
+
+
+def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> str:
+    if gates and not any(gate.passed for gate in gates.values()):
+        return f"no arm gives the right answer ({next(iter(gates.values())).why})"
+    if not any(row.ok for row in rows):
+        return f"no trial ran ({rows[-1].why})" if rows else "no trial ran"
+    return f"none is {goal.says()} and gives the right answer in its final form"
+
+
+def _cost_line(best: Estimate) -> str:
+    parts = [f"a step takes {format_ms(best.p50_ms)}"]
+    if best.supports_p95:
+        parts.append(f"95% within {format_ms(best.p95_ms)}")
+    parts.append(f"peak memory {format_bytes(best.peak_bytes)}")
+    return ", ".join(parts) + f"; {format_count(best.num_processes, 'process', 'processes')}"
+
+
+def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[str, str]) -> list[str]:
+    ends = Counter(row.status for row in rows)
+    told = ", ".join(f"{count} {status}" for status, count in ends.items())
+    lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
+    lines += [f"refused {what}: {why}" for what, why in refused.items()]
+    broken = {row.arm: note for row in rows for note in row.notes if note.startswith("torch.compile")}
+    return lines + [f"{arm}: {note}" for arm, note in broken.items()]
+
+
+def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dict[str, Any]]:
+    """The configurations as a table shows them, fastest first, those that did not run last."""
+    known = estimates(rows)
+    found = [
+        {
+            "arm": config.arm,
+            "batch": config.batch,
+            "rate": one.rate,
+            "p50_ms": one.p50_ms,
+            "p95_ms": one.p95_ms if one.supports_p95 else None,
+            "peak_bytes": one.peak_bytes,
+            "processes": one.num_processes,
+            **_answer(gates.get(numeric_class(config.arm))),
+        }
+        for config, one in sorted(known.items(), key=lambda item: -item[1].rate)
+    ]
+    failed = {row.config: row for row in rows if row.config not in known}
+    return found + [
+        {"arm": config.arm, "batch": config.batch, "rate": None, "status": row.status, "why": row.why}
+        for config, row in failed.items()
+    ]
+
+
+def _answer(gate: GateRow | None) -> dict[str, Any]:
+    if gate is None:
+        return {"status": "not judged", "error": None}
+    return {"status": "right" if gate.passed else "wrong answer", "error": gate.error}

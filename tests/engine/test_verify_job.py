@@ -1,0 +1,106 @@
+"""The observer sees what a model is really given and gives, compiled or not; and what a training really uses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.base.settings import Layer, resolve
+from hotlap.engine.config import TrainConfig
+from hotlap.engine.parts import allow_attention
+from hotlap.engine.verify_job import Observer, watch
+from hotlap.measure.process import quiet
+from hotlap.records.codec import encode
+
+CONV = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, stubborn=False):
+        super().__init__()
+        self.conv, self.head, self.stubborn = nn.Conv2d(3, 8, 3), nn.Linear(8, 3), stubborn
+
+    def forward(self, x):
+        if self.stubborn:
+            with torch.autocast(x.device.type, enabled=False):
+                return self.head(self.conv(x).mean((2, 3)))
+        return self.head(self.conv(x).mean((2, 3)))
+
+def net(stubborn=False):
+    return Net(stubborn)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "conv.py").write_text(CONV)
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_batch_format_layout_and_compilation_are_seen(device, compiled):
+    observer = Observer(training=True)
+    model = observer.attach(small().to(device, memory_format=torch.channels_last))
+    run = torch.compile(model, backend="eager", dynamic=False) if compiled else model
+    x = torch.randn(5, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        run(x)
+    seen = observer.seen(None)
+    assert seen.batches[0] == 5 and seen.dtypes == ["bfloat16"]
+    assert seen.channels_last is True and seen.compiled is compiled and seen.fused is None
+
+
+def test_plain_float32_is_seen_and_evaluation_is_not():
+    observer = Observer(training=True)
+    model = observer.attach(small())
+    model.eval()(torch.randn(2, 3, 8, 8))
+    assert observer.seen(None).batches == []
+    model.train()(torch.randn(7, 3, 8, 8))
+    seen = observer.seen(torch.optim.AdamW(model.parameters(), fused=True))
+    assert (seen.batches, seen.dtypes, seen.channels_last) == ([7], ["float32"], False)
+    assert seen.fused is True
+
+
+def train_job(**settings):
+    given = {"target": "conv.py:net", "input": ("3x8x8",), "workers": 0, "device": "cpu", **settings}
+    return {"mode": "train", "config": encode(resolve(TrainConfig, [Layer("test", given)]).config)}
+
+
+def test_a_training_is_seen_as_it_is(folder):
+    seen = watch(train_job(batch=6, precision="bf16-mixed", channels_last=True, fused=True, threads=1), quiet)
+    assert set(seen.batches) == {6} and len(seen.batches) >= 3
+    assert seen.dtypes == ["bfloat16"] and seen.channels_last is True
+    assert (seen.fused, seen.compiled, seen.threads) == (True, False, 1)
+
+
+def test_a_model_that_refuses_the_short_format_is_seen_to(folder):
+    seen = watch(train_job(batch=4, precision="bf16-mixed", workload={"stubborn": True}), quiet)
+    assert seen.dtypes == ["float32"]
+
+
+def test_inference_is_seen_as_it_is(folder):
+    job = {"mode": "infer", "target": "conv.py:net", "inputs": ["3x8x8"], "arm": "cpu:bf16", "batch": 3, "seed": 0}
+    seen = watch(job, quiet)
+    assert seen.batches == [3, 3, 3] and seen.dtypes == ["bfloat16"] and seen.fused is None
+
+
+def test_attention_can_be_held_to_one_implementation():
+    backends = torch.backends.cuda
+    before = (backends.math_sdp_enabled(), backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(),
+              backends.cudnn_sdp_enabled())  # fmt: skip
+    try:
+        allow_attention("math")
+        assert backends.math_sdp_enabled() and not backends.flash_sdp_enabled()
+        assert not backends.mem_efficient_sdp_enabled() and not backends.cudnn_sdp_enabled()
+    finally:
+        for switch, value in zip(("math", "flash", "mem_efficient", "cudnn"), before, strict=True):
+            getattr(backends, f"enable_{switch}_sdp")(value)

@@ -1,0 +1,144 @@
+"""One trial, a target's fingerprint, and what they rest on: tails, recomputation, the layers that matter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.base.errors import UsageError
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.fingerprint import fingerprint, model_hash, signature
+from hotlap.measure.process import quiet
+from hotlap.measure.session import Session, gradients_by_name, has_attention
+from hotlap.measure.trial import trial
+from hotlap.targets import load_target
+from hotlap.workload import Workload
+
+NET = """
+from torch import nn
+
+def net(width=6):
+    return nn.Sequential(nn.Linear(4, width), nn.Sequential(nn.Linear(width, width), nn.Tanh()), nn.Linear(width, 3))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job(**changes):
+    common = {"target": "net.py:net", "inputs": ["4"], "mode": "train", "seed": 0, "seconds": 0.01}
+    return {**common, "warmup_seconds": 0.05, "arm": "cpu", "batch": 6, "tail": 0, **changes}
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_trial_times_whole_steps_and_its_tail(folder, device, mode):
+    found = trial(job(arm=device.type, mode=mode, tail=4), quiet)
+    assert (found.arm, found.batch, found.tail_batch) == (device.type, 6, 4)
+    assert 3 <= len(found.wall_ms) <= 5 and min(found.wall_ms) > 0
+    assert len(found.interval_ms) >= len(found.wall_ms) and len(found.tail_ms) == 2
+    assert (found.num_graphs, found.num_breaks, found.num_recompiles) == (0, 0, 0)
+    size = found.memory.host_rss_bytes if device.type == "cpu" else found.memory.reserved_bytes
+    assert size is not None and size >= 0
+
+
+class Shapes(Workload):
+    """Remembers the batches it was asked for."""
+
+    name = "shapes"
+
+    def __init__(self):
+        self.worst, self.steps = [], []
+
+    def build_model(self):
+        return nn.Linear(2, 2)
+
+    def make_batch(self, n, device, generator):
+        return torch.randn(n, 2, generator=generator).to(device)
+
+    def worst_case_batch(self, n, device, generator):
+        self.worst.append(n)
+        return self.make_batch(n, device, generator)
+
+    def loss(self, model, batch):
+        self.steps.append((len(batch), model.training))
+        return model(batch).square().sum(), len(batch)
+
+
+def test_the_worst_case_is_what_is_run_and_the_optimizer_too(monkeypatch):
+    workload = Shapes()
+    monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: workload)
+    found = trial(job(batch=5, tail=2), quiet)
+    assert set(workload.worst) == {5, 2} and found.tail_batch == 2
+    assert (5, True) in workload.steps and workload.steps[-1] == (5, True), "a full step runs after the tail as well"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_recorded_arm_survives_its_tail(folder, mode):
+    found = trial(job(arm="cuda:graph", mode=mode, tail=4), quiet)
+    assert len(found.tail_ms) == 2 and found.wall_ms
+
+
+def test_a_fingerprint_knows_the_model_the_input_and_the_machine(folder):
+    key = fingerprint({"target": "net.py:net", "inputs": ["4"], "options": {"width": 5}, "mode": "infer",
+                       "device": "cpu"}, quiet)  # fmt: skip
+    assert (key.target, key.mode, key.options, key.inputs) == ("net.py:net", "infer", {"width": 5}, ["4"])
+    assert key.signature == "4:float32" and key.device == "cpu" and key.cores >= 1
+    assert key.torch == torch.__version__ and key.device_name and key.memory_bytes > 2**28
+    assert (key.driver, key.cuda, key.cudnn) == ("", "", ""), "a card's facts do not make a CPU's profile stale"
+
+
+def hashed(**options):
+    workload = load_target("net.py:net", options, ["4"])
+    return model_hash("net.py:net", workload, workload.build_model())
+
+
+def test_the_hash_follows_the_source_and_the_sizes(folder):
+    first = hashed()
+    assert hashed() == first
+    assert hashed(width=7) != first
+    (folder / "net.py").write_text(NET + "\n# a change\n")
+    assert hashed() != first
+
+
+def test_the_signature_has_every_tensor_but_not_the_batch():
+    class Two(Shapes):
+        def make_batch(self, n, device, generator):
+            return {"x": torch.zeros(n, 3, 8), "y": torch.zeros(n, dtype=torch.int64)}
+
+    assert signature(Two()) == "3x8:float32, 1:int64"
+
+
+def test_attention_is_seen_in_layers_and_in_source():
+    class Own(nn.Module):
+        def forward(self, q):
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    assert has_attention(nn.Sequential(nn.MultiheadAttention(4, 2)))
+    assert has_attention(nn.Sequential(Own()))
+    assert not has_attention(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_recomputation_gives_the_same_gradients(folder, device):
+    found = {}
+    for options in ("", "recompute"):
+        workload = load_target("net.py:net", {}, ["4"])
+        spec = parse_arm(device.type + (f":{options}" if options else ""))
+        session = Session(workload, spec, mode="train", batch=5, seed=0)
+        session.backward_on(session.batches[0])
+        found[options] = gradients_by_name(session.plain_model)
+    assert found[""].keys() == found["recompute"].keys()
+    for name, want in found[""].items():
+        torch.testing.assert_close(found["recompute"][name], want)
+
+
+@pytest.mark.parametrize(("mode", "why"), [("infer", "only training keeps activations"), ("train", "has no blocks")])
+def test_recomputation_that_would_do_nothing_is_refused(mode, why):
+    with pytest.raises(UsageError, match=rf"arm 'cpu:recompute': recompute would do nothing, for .*{why}"):
+        Session(Shapes(), parse_arm("cpu:recompute"), mode=mode, batch=2, seed=0)

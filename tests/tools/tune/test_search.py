@@ -1,0 +1,303 @@
+"""The search on simulated machines: it finds what is best there, and whatever goes wrong is a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import zlib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulated import Machine, true_rate
+
+from hotlap.base.errors import ConfigError, UsageError
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.jobs import Description
+from hotlap.tools.tune.budget import Budget, parse_budget
+from hotlap.tools.tune.goal import Goal, knee
+from hotlap.tools.tune.rows import Config, Row, estimate, estimates
+from hotlap.tools.tune.search import Search, numeric_class
+from hotlap.tools.tune.space import make_space
+
+CARD = Description(
+    name="net", summary="", default_batch=16, num_parameters=1, has_convolutions=True, can_compile=True,
+    fast_bf16=False, usable_cores=8, num_cuda=1, has_attention=False, has_blocks=True,
+)  # fmt: skip
+
+
+def run(machine, *, mode="train", objective="throughput", p95_ms=None, budget=1e6, about=CARD, **space):
+    limits = make_space(about, mode=mode, **{"max_batch": 4096, "graphs": "on", **space})
+    search = Search(limits, machine, Goal(objective, p95_ms), Budget(seconds=budget, rung_seconds=0.5))
+    return search.run()
+
+
+def grid(batches, *, fits=lambda arm, batch: True, rate=true_rate):
+    """The best of the whole grid, by the machine's true speeds."""
+    arms = [
+        ArmSpec(device="cuda", precision=p, channels_last=c, fused=f, cudnn_benchmark=b, **form)
+        for p, c, f, b in itertools.product(("fp32", "tf32", "bf16", "fp16"), *[(False, True)] * 3)
+        for form in ({}, {"compile": "default"}, {"graph": True}, {"compile": "default", "graph": True})
+    ]
+    return max(rate(arm, batch) for arm in arms for batch in batches if fits(arm, batch))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("overhead_ms", "per_sample_ms", "most"), [(4.0, 0.5, 10**9), (20.0, 0.05, 300), (0.5, 2.0, 64)]
+)
+def test_the_winner_is_near_the_best_of_the_whole_grid_for_a_fraction_of_its_trials(
+    seed, overhead_ms, per_sample_ms, most
+):
+    rate = functools.partial(true_rate, overhead_ms=overhead_ms, per_sample_ms=per_sample_ms)
+
+    def fits(arm, batch):
+        return batch <= most * (2 if arm.precision in ("bf16", "fp16") else 1)
+
+    machine = Machine(seed=seed, rate=rate, fits=fits)
+    outcome = run(machine)
+    batches = [2**k for k in range(13)]
+    got = rate(parse_arm(outcome.winner.arm), outcome.winner.batch)
+    assert got >= 0.97 * grid(batches, fits=fits, rate=rate)
+    assert machine.num_run < 0.05 * 4 * 2 * 2 * 2 * 4 * len(batches)
+
+
+def test_memory_with_islands_is_not_taken_for_monotone():
+    def fits(arm, batch):
+        return batch not in (64, 96) and batch <= 200
+
+    machine = Machine(fits=fits)
+    outcome = run(machine)
+    assert outcome.winner.batch > 64, "the island at 64 does not hide what lies beyond it"
+    assert fits(parse_arm(outcome.winner.arm), outcome.winner.batch)
+    failed = [row for row in machine.rows if row.batch == 64 and row.status == "out of memory"]
+    assert {row.attempt for row in failed} >= {0, 1}, "a size that failed is tried once more"
+
+
+def test_a_model_that_does_not_fit_at_its_own_batch_gets_a_smaller_one():
+    outcome = run(Machine(fits=lambda arm, batch: batch <= 3))
+    assert outcome.winner.batch in (1, 2, 3)
+
+
+def test_recomputation_is_the_last_resort_when_nothing_fits():
+    outcome = run(Machine(fits=lambda arm, batch: arm.recompute and batch <= 4))
+    assert parse_arm(outcome.winner.arm).recompute and outcome.winner.batch <= 4
+
+
+def test_nothing_that_fits_is_no_winner_and_every_try_is_a_row():
+    machine = Machine(fits=lambda arm, batch: False)
+    outcome = run(machine)
+    assert outcome.winner is None and outcome.ranking == []
+    assert machine.rows and all(row.status == "out of memory" for row in machine.rows)
+
+
+def test_a_wrong_precision_is_refused_before_any_time_is_spent_on_it():
+    machine = Machine(wrong=lambda arm: arm.precision in ("bf16", "fp16"))
+    outcome = run(machine)
+    assert parse_arm(outcome.winner.arm).precision == "tf32"
+    assert not any(parse_arm(row.arm).precision in ("bf16", "fp16") for row in machine.rows)
+    assert outcome.refused["cuda:bf16"] == "outputs 3x off"
+
+
+def test_a_compiled_form_that_answers_wrongly_does_not_win():
+    machine = Machine(wrong=lambda arm: bool(arm.compile) and arm.precision == "bf16")
+    outcome = run(machine)
+    winner = parse_arm(outcome.winner.arm)
+    assert not (winner.compile and winner.precision == "bf16")
+    assert any("compile" in row.arm for row in machine.rows), "it was tried"
+
+
+def test_a_wrong_answer_does_not_set_the_mark_for_memory():
+    machine = Machine(noise=0.0, wrong=lambda arm: bool(arm.compile) or arm.graph)
+    outcome = run(machine, objective="memory")
+    known = estimates(machine.rows)
+    right = [e for c, e in known.items() if not (parse_arm(c.arm).compile or parse_arm(c.arm).graph)]
+    fastest = max(e.rate for e in right)
+    assert known[outcome.winner] in right and known[outcome.winner].rate >= 0.95 * fastest
+    assert known[outcome.winner].peak_bytes == min(e.peak_bytes for e in right if e.rate >= 0.95 * fastest)
+
+
+@pytest.mark.parametrize("status", ["failed", "crashed", "timed out", "killed"])
+def test_compile_failures_hangs_and_deaths_are_rows_and_the_search_goes_on(status):
+    machine = Machine(ends=lambda config, rung: status if "compile" in config.arm else "ok")
+    outcome = run(machine)
+    assert outcome.winner is not None and "compile" not in outcome.winner.arm
+    assert any(row.status == status for row in machine.rows)
+
+
+def test_the_final_form_that_fails_hands_over_to_the_next():
+    first = run(Machine())
+
+    class Fragile(Machine):
+        def trial(self, stage, config, *, rung, attempt, tail):
+            if tail and config == first.winner:
+                self.ends = lambda *_: "crashed"
+            row = super().trial(stage, config, rung=rung, attempt=attempt, tail=tail)
+            self.ends = lambda *_: "ok"
+            return row
+
+    second = run(Fragile())
+    assert second.winner != first.winner and second.confirmed.ok
+    assert "crashed" in second.refused[str(first.winner)]
+
+
+def test_a_budget_ends_the_search_with_a_confirmed_winner_and_a_word():
+    machine = Machine()
+    outcome = run(machine, budget=60)
+    assert outcome.confirmed is not None and outcome.confirmed.tail > 0
+    spent = sum(row.seconds for row in machine.rows) + sum(gate.seconds for gate in machine.gates.values())
+    assert spent <= 60 + 5 + 0.5 * 9, "over by no more than the last run"
+    assert any("the budget of 60 s left no time for" in note for note in machine.notes)
+    assert machine.num_run < 15
+
+
+def test_compiled_forms_get_their_part_of_a_short_budget():
+    machine = Machine(trial_s=8.0, compile_s=15.0)
+    run(machine, budget=300)
+    assert any(row.stage == "compile" for row in machine.rows)
+    eager = sum(row.seconds for row in machine.rows if row.stage in ("arms", "switches", "batch"))
+    assert eager <= 0.55 * 300 + 8 + 0.5 * 9
+
+
+@pytest.mark.parametrize("dies_after", [1, 4, 9, 17, 22, 25])
+def test_a_search_that_was_killed_goes_on_without_repeating_a_trial(dies_after):
+    whole = Machine(seed=3)
+    expected = run(whole, budget=400)
+    cut = Machine(seed=3, dies_after=dies_after)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, budget=400)
+    again = Machine(seed=3, earlier=list(cut.rows), earlier_gates=dict(cut.gates))
+    outcome = run(again, budget=400)
+    assert outcome.winner == expected.winner
+    assert cut.num_run + again.num_run == whole.num_run
+    assert again.rows == whole.rows
+
+
+def test_the_latency_goal_keeps_within_its_limit():
+    machine = Machine(noise=0.002)
+    outcome = run(machine, mode="infer", objective="latency", p95_ms=6.0)
+    best = estimates(machine.rows)[outcome.winner]
+    assert best.p95_ms <= 6.0
+    assert best.rate >= 0.9 * max(e.rate for e in estimates(machine.rows).values() if e.p95_ms <= 6.0)
+
+
+def test_a_latency_that_nothing_reaches_is_no_winner():
+    assert run(Machine(), mode="infer", objective="latency", p95_ms=1e-6).winner is None
+
+
+def test_without_a_limit_the_latency_goal_takes_the_shortest_step():
+    outcome = run(Machine(), mode="infer", objective="latency")
+    assert outcome.winner.batch == 1
+
+
+def test_the_memory_goal_takes_the_leanest_of_the_nearly_fastest():
+    machine = Machine(noise=0.001)
+    outcome = run(machine, objective="memory")
+    known = estimates(machine.rows)
+    fastest = max(e.rate for e in known.values())
+    assert known[outcome.winner].rate >= 0.94 * fastest
+    near = [e for e in known.values() if e.rate >= 0.96 * fastest]
+    assert known[outcome.winner].peak_bytes <= min(e.peak_bytes for e in near)
+    assert any(parse_arm(row.arm).recompute for row in machine.rows)
+
+
+def test_a_given_batch_stays_and_given_arms_are_the_only_ones():
+    machine = Machine()
+    outcome = run(machine, batch=24, arms=("cuda", "cuda:bf16", "cuda:bf16+compile"))
+    assert {row.batch for row in machine.rows} == {24}
+    assert {row.arm for row in machine.rows} <= {"cuda", "cuda:bf16", "cuda:bf16+compile"}
+    assert outcome.winner == Config("cuda:bf16+compile", 24)
+
+
+def test_the_batch_never_passes_its_cap():
+    machine = Machine()
+    run(machine, max_batch=100)
+    assert max(row.batch for row in machine.rows) == 100
+
+
+def test_the_data_cap_the_batch_of_a_training():
+    machine = Machine()
+    run(machine, about=dataclasses.replace(CARD, num_samples=40))
+    assert max(row.batch for row in machine.rows) <= 40
+
+
+def test_arms_of_two_devices_are_refused():
+    with pytest.raises(UsageError, match="arms = cpu, cuda are of several devices"):
+        make_space(CARD, mode="train", arms=("cpu", "cuda"))
+
+
+def test_graphs_of_whole_steps_are_for_inference_unless_asked_for():
+    def forms(mode, graphs):
+        space = make_space(CARD, mode=mode, graphs=graphs)
+        return any(form.graph for form in space.compile_forms(ArmSpec(device="cuda")))
+
+    asked = [("train", "auto"), ("infer", "auto"), ("train", "on"), ("infer", "off")]
+    assert [forms(mode, graphs) for mode, graphs in asked] == [False, True, True, False]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 10**6),
+    noise=st.sampled_from([0.0, 0.02, 0.2]),
+    limit=st.integers(0, 300),
+    holes=st.sets(st.integers(1, 256), max_size=5),
+    wrong=st.sets(st.sampled_from(["fp32", "tf32", "bf16", "fp16", "compile", "graph", "channels_last"])),
+    bad=st.sampled_from(["ok", "crashed", "timed out", "failed"]),
+    share=st.integers(2, 9),
+    budget=st.sampled_from([20.0, 90.0, 300.0, 1e6]),
+    objective=st.sampled_from(["throughput", "latency", "memory"]),
+)
+def test_what_is_returned_was_run_in_its_final_form_and_gated_green(
+    seed, noise, limit, holes, wrong, bad, share, budget, objective
+):
+    def is_wrong(arm):
+        return arm.precision in wrong or any(getattr(arm, w, False) for w in wrong if w not in ("fp32", "tf32"))
+
+    def ends(config, rung):
+        return bad if zlib.crc32(f"{seed} {config} {rung}".encode()) % share == 0 else "ok"
+
+    machine = Machine(
+        seed=seed, noise=noise, fits=lambda arm, batch: batch <= limit and batch not in holes, ends=ends, wrong=is_wrong
+    )
+    outcome = run(machine, budget=budget, objective=objective)
+    if outcome.winner is None:
+        return
+    mine = [row for row in machine.rows if row.config == outcome.winner]
+    assert any(row.ok and row.tail > 0 for row in mine), "it was run in its final form, tail included"
+    assert any(row.ok and row.tail == 0 for row in mine)
+    assert machine.gates[numeric_class(outcome.winner.arm)].passed
+    assert not is_wrong(parse_arm(numeric_class(outcome.winner.arm)))
+    assert outcome.confirmed in mine
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1h", 3600), ("45", 45), ("1.5m", 90)])
+def test_budgets_are_read(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "-5m", "5d"])
+def test_what_is_no_budget_is_refused(text):
+    with pytest.raises(ConfigError, match=f"budget = {text!r} is not a time"):
+        parse_budget(text)
+
+
+def test_rows_of_one_configuration_are_judged_by_the_median_of_their_processes():
+    rows = [Row(stage="x", arm="cpu", batch=10, rung=r, wall_ms=[ms] * 3) for r, ms in enumerate((10.0, 20.0, 12.5))]
+    found = estimate(rows)
+    assert found.rate == pytest.approx(800.0)
+    assert found.num_processes == 3 and found.spread == pytest.approx((1000 - 500) / 2 / 800)
+    assert estimate([dataclasses.replace(rows[0], status="crashed")]) is None
+
+
+def test_the_smallest_batch_of_a_plateau_is_preferred():
+    def at(batch, rate):
+        return estimate([Row(stage="x", arm="cpu", batch=batch, rung=0, wall_ms=[1e3 * batch / rate])])
+
+    ranked = Goal("throughput").order([at(8, 700), at(32, 995), at(64, 1000), at(128, 980)])
+    assert [one.config.batch for one in ranked] == [32, 64, 128, 8]
+
+
+def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
+    assert knee([(1, 100.0), (2, 190.0), (4, 340.0), (8, 356.0), (16, 355.0)]) == 4
+    assert knee([]) is None

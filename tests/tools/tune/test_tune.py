@@ -1,0 +1,347 @@
+"""``hotlap tune`` from end to end on a tiny model: record, stored profile, and every way it can be disturbed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import hotlap
+from hotlap.base.errors import ConfigError, DeviceUnavailable, EnvironmentUnusable, StorageError, WorkerDied
+from hotlap.cli.main import run as command
+from hotlap.cli.show import show_record
+from hotlap.measure import fingerprint
+from hotlap.records import run as records_run
+from hotlap.records.environment import capture
+from hotlap.records.run import load_record
+from hotlap.records.tuned import ProfileStore, only_search, read_profile
+from hotlap.tools.tune import TuneConfig, lab, tune
+from hotlap.tools.tune.budget import Budget
+from hotlap.tools.tune.rows import Config, GateRow, Row
+
+TINY = """
+from torch import nn
+
+def mlp(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3))
+"""
+SMALL = {
+    "input": ("4",), "seconds": 0.002, "warmup_seconds": 0.01, "max_batch": 32, "batch": None, "gate_steps": 2,
+    "gate_batch": 2, "arms": ("cpu", "cpu:bf16", "cpu:fused"), "budget": "1h",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "tiny.py").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(**settings):
+    return TuneConfig(**{"target": "tiny.py:mlp", **SMALL, **settings})
+
+
+def found(record):
+    return record.extra["tune"]
+
+
+def shown(record):
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as text:
+        show_record(record, console)
+    return text.get()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_process):
+    record = tune(config())
+    winner = found(record)["winner"]
+    mine = [row for row in found(record)["rows"] if (row["arm"], row["batch"]) == (winner["arm"], winner["batch"])]
+    assert record.status == "complete" and record.verdict.outcome == "tuned" and record.verdict.exit_code == 0
+    assert any(row["tail"] and row["status"] == "ok" and len(row["tail_ms"]) == 2 for row in mine)
+    assert f"{winner['arm']} at batch {winner['batch']}: " in record.verdict.headline
+    assert "of what is allowed" in record.verdict.headline
+    profile = read_profile(Path(found(record)["stored"]))
+    assert (profile.arm, profile.batch) == (winner["arm"], winner["batch"])
+    assert profile == read_profile(Path(record.path).parent / "tuned.json")
+    assert profile.key.signature == "4:float32" and profile.key.device == "cpu" and profile.peak_bytes is not None
+    assert ProfileStore().find(profile.key).holds
+    assert profile.measured_at == found(record)["rows"][-1]["at"] >= record.started_at
+    assert load_record(record.path).extra == record.extra
+    text = shown(record)
+    assert "chosen" in text and winner["arm"] in text and "error of allowed" in text
+    jobs = [job for job in jobs_in_process if job["job"] == "trial"]
+    assert len(jobs) == len(found(record)["rows"]) and {job["mode"] for job in jobs} == {"train"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, monkeypatch):
+    calls, real = [], lab.run_job
+
+    def killed_at_the_sixth(job, **options):
+        calls.append(job)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(job, **options)
+
+    monkeypatch.setattr(lab, "run_job", killed_at_the_sixth)
+    with pytest.raises(KeyboardInterrupt):
+        tune(config(mode="infer"))
+    cut = load_record(next(Path("runs").glob("*/*")))
+    assert cut.status == "interrupted" and f"--resume {Path(cut.path).parent}" in cut.verdict.headline
+    before = found(cut)["rows"]
+    record = tune(hotlap_resolved(resume="latest"))
+    assert found(record)["rows"][: len(before)] == before
+    assert record.path == cut.path and record.status == "complete"
+    keys = [(r["arm"], r["batch"], r["rung"], r["attempt"], r["tail"]) for r in found(record)["rows"]]
+    assert len(keys) == len(set(keys))
+    assert f"Resumed with {len(before)} trials of an earlier start." in record.notes
+
+
+def test_rows_of_an_earlier_life_are_seen_only_when_they_are_asked_for():
+    rows = [Row(stage="arms", arm="cpu", batch=b, rung=0, wall_ms=[1.0], seconds=3.0) for b in (4, 8)]
+    gates = [GateRow(arm="cpu", passed=True, error=0.1)]
+    budget = Budget(seconds=9, rung_seconds=0.1)
+    laboratory = lab.ProcessLab(config(), budget, rows=rows, gates=gates, saved=lambda: None, say=pytest.fail)
+    assert laboratory.rows == [] and laboratory.gates == {} and budget.spent(laboratory) == 0
+    assert laboratory.trial("arms", Config("cpu", 8), rung=0, attempt=0, tail=0) == rows[1]
+    laboratory.gate(["cpu:threads=2"])
+    assert laboratory.rows == [rows[1]] and budget.spent(laboratory) == 3.0
+    assert laboratory.all_rows == [rows[1], rows[0]] and laboratory.all_gates == gates, "none is lost by a save"
+
+
+def hotlap_resolved(**settings):
+    from hotlap.base.settings import Layer, resolve
+
+    return resolve(TuneConfig, [Layer("the call", settings)]).config
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_search_does_not_go_on_under_another_torch(monkeypatch):
+    record = tune(config(batch=4, mode="infer"))
+    real = fingerprint.run_job
+    monkeypatch.setattr(fingerprint, "run_job", lambda job, **options: {**real(job, **options), "torch": "9.9"})
+    with pytest.raises(ConfigError, match=r"resume = 'latest' cannot go on: torch was .*, is 9\.9"):
+        tune(hotlap_resolved(resume="latest"))
+    assert load_record(record.path).status == "complete", "the old record is as it was"
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_store_that_cannot_be_written_leaves_the_profile_in_the_runs_folder(monkeypatch, tmp_path):
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "taken"))
+    heard = []
+    record = tune(config(batch=4, mode="infer"), heard.append)
+    text = next(event.text for event in heard if event.kind == "warn")
+    assert text.startswith("The profile could not be stored: cannot write ") and text in record.notes
+    assert record.verdict.exit_code == 0 and found(record)["stored"] == ""
+    assert read_profile(Path(record.path).parent / "tuned.json").batch == 4
+
+
+@pytest.mark.usefixtures("jobs_in_process")
+def test_a_disk_that_fills_up_ends_the_search_and_spoils_nothing(folder, monkeypatch):
+    real, count = records_run.write_atomic, []
+
+    def full(path, text):
+        count.append(path)
+        if len(count) > 3:
+            raise StorageError(f"cannot write {str(path)!r}: No space left on device")
+        real(path, text)
+
+    monkeypatch.setattr(records_run, "write_atomic", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        tune(config(batch=4, mode="infer"))
+    record = load_record(next((folder / "runs").glob("*/*")))
+    assert record.kind == "tune" and len(found(record)["rows"]) >= 1, "what was measured until then can be resumed"
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_two_searches_at_once_are_refused():
+    words = "another search is running on cpu"
+    with only_search("cpu", "tuning other"), pytest.raises(EnvironmentUnusable, match=words):
+        tune(config(batch=4))
+    assert not list(Path("runs").glob("*/*")), "nothing was begun"
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_wrong_answer_is_refused_and_told(monkeypatch):
+    real = lab.run_job
+
+    def spoilt(job, **options):
+        answer = real(job, **options)
+        for gate in answer["gates"] if job["job"] == "gate" else []:
+            if "bf16" in gate["arm"]:
+                gate["passed"] = gate["checks"][0]["passed"] = False
+                gate["checks"][0]["error"] = 7.0
+        return answer
+
+    monkeypatch.setattr(lab, "run_job", spoilt)
+    record = tune(config(batch=4, mode="infer", arms=("cpu", "cpu:bf16")))
+    assert found(record)["winner"]["arm"] == "cpu"
+    assert "wrong answer: outputs 7, allowed" in found(record)["refused"]["cpu:bf16"]
+    assert any(line.startswith("refused cpu:bf16: wrong answer") for line in record.verdict.lines)
+    assert "cpu:bf16" not in {row["arm"] for row in found(record)["rows"]}
+    assert all(gate.passed for gate in record.gates)
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_when_nothing_fits_the_verdict_says_so_with_its_exit_code(monkeypatch):
+    def starved(job, **options):
+        from hotlap.base.errors import OutOfMemory
+
+        if job["job"] == "trial":
+            raise OutOfMemory(f"batch = {job['batch']} does not fit in memory")
+        return real(job, **options)
+
+    real = lab.run_job
+    monkeypatch.setattr(lab, "run_job", starved)
+    record = tune(config())
+    assert record.verdict.exit_code == 5 and "nothing fits in memory" in record.verdict.headline
+    assert {row["batch"] for row in found(record)["rows"]} >= {16, 8, 4, 2, 1}
+    assert found(record)["winner"] is None and not list(ProfileStore().folder.glob("*.json"))
+    assert "out of memory" in shown(record)
+
+
+DEATHS = """
+import os, signal, time
+how = os.environ["HOW"]
+if how == "segfault":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if how == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "hang":
+    time.sleep(60)
+if how == "raise":
+    raise RuntimeError("CUDA out of memory. Tried to allocate")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("segfault", "crashed", "died of SIGSEGV"),
+        ("kill", "killed", "was killed"),
+        ("hang", "timed out", "timeout_s = 3"),
+        ("raise", "failed", "raised RuntimeError"),
+    ],
+)
+def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
+    (folder / "deadly.py").write_text(DEATHS)
+    monkeypatch.setenv("HOW", how)
+    saved = []
+    settings = config(target="deadly.py:f", timeout_s=3.0 if how == "hang" else 60.0)
+    laboratory = lab.ProcessLab(
+        settings, Budget(seconds=1, rung_seconds=0.1), saved=lambda: saved.append(1), say=lambda text: None
+    )
+    row = laboratory.trial("arms", Config("cpu", 4), rung=0, attempt=0, tail=0)
+    assert row.status == status and words in row.why and not row.ok
+    assert laboratory.rows == [row] and saved == [1]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_device_that_is_not_there_ends_the_search(monkeypatch, jobs_in_process):
+    def gone(job, **options):
+        raise DeviceUnavailable("a CUDA device was asked for, but there is none")
+
+    monkeypatch.setattr(lab, "run_job", gone)
+    with pytest.raises(DeviceUnavailable, match="a CUDA device was asked for"):
+        tune(config(batch=4))
+    assert load_record(next(Path("runs").glob("*/*"))).status == "failed"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_gate_that_takes_its_process_with_it_refuses_that_arm_alone(monkeypatch, jobs_in_process):
+    real = lab.run_job
+
+    def fragile(job, **options):
+        if job["job"] == "gate" and any("bf16" in arm for arm in job["arms"]):
+            raise WorkerDied("the gate process died of SIGSEGV")
+        return real(job, **options)
+
+    monkeypatch.setattr(lab, "run_job", fragile)
+    record = tune(config(batch=4, mode="infer", arms=("cpu", "cpu:bf16")))
+    assert found(record)["winner"]["arm"] == "cpu"
+    assert found(record)["refused"]["cpu:bf16"] == "could not be judged: the gate process died of SIGSEGV"
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_the_command_line_and_the_function(capsys, monkeypatch):
+    arguments = ["tune", "tiny.py:mlp", "--input", "4", "--for", "infer", "--batch", "4", "--arms", "cpu"]
+    arguments += ["--seconds", "0.002", "--warmup-seconds", "0.01", "--budget", "90s", "--no-store"]
+    assert command([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["extra"]["tune"]["winner"] == {"arm": "cpu", "batch": 4}
+    assert json.loads(out)["config"]["mode"] == "infer"
+    assert "confirm: cpu at batch 4 (best so far cpu at batch 4," in err
+    assert not list(ProfileStore().folder.glob("*.json"))
+    record = hotlap.tune("tiny.py:mlp", mode="infer", **{**SMALL, "batch": 4, "arms": ("cpu",)})
+    assert record.config_sources["mode"] == "the call" and found(record)["stored"]
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_dry_run_tells_what_would_be_tried(capsys):
+    assert command(["tune", "tiny.py:mlp", "--input", "4", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "objective  the highest throughput" in text and "arm        cpu" in text
+    assert "batch      from 16, at most 65536" in text and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"target": ""}, "no target given"),
+        ({"batch": 0}, "batch = 0 is too small"),
+        ({"p95_ms": 0.0}, r"p95_ms = 0.0 is out of range"),
+        ({"seconds": -1.0}, r"seconds = -1.0 is out of range"),
+        ({"budget": "soon"}, "budget = 'soon' is not a time"),
+        ({"batch": 9, "max_batch": 8}, "batch = 9 is above max_batch = 8"),
+    ],
+)
+def test_wrong_settings_are_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        config(**given)
+
+
+def test_only_a_search_can_be_resumed(tmp_path):
+    environment = capture(import_torch=False, ask_driver=False)
+    record = records_run.begin("bench", "x", TuneConfig(target="x"), {}, environment)
+    folder = records_run.run_folder(tmp_path, "x")
+    records_run.save(record, folder)
+    with pytest.raises(ConfigError, match="is the record of a bench"):
+        hotlap_resolved(resume=str(folder), runs=tmp_path)
+    with pytest.raises(ConfigError, match="resume = 'latest', but no search lies under"):
+        hotlap_resolved(resume="latest", runs=tmp_path)
+
+
+def test_the_lab_tells_the_ends_apart():
+    from hotlap.base.errors import OutOfMemory, TargetError
+
+    assert [
+        lab.status_of(error)
+        for error in (
+            OutOfMemory("batch = 8 does not fit in memory"),
+            OutOfMemory("the trial process was killed (SIGKILL)"),
+            WorkerDied("the trial process was stopped after timeout_s = 3"),
+            WorkerDied("the trial process died of SIGSEGV"),
+            TargetError("target raised BackendCompilerFailed"),
+        )
+    ] == ["out of memory", "killed", "timed out", "crashed", "failed"]
+
+
+def test_the_gates_worst_check_stands_for_an_arm():
+    from hotlap.records.measurement import Gate, GateCheck
+
+    checks = [
+        GateCheck(name="outputs", error=1e-3, allowed=1e-2, passed=True),
+        GateCheck(name="losses", error=4e-3, allowed=5e-3, passed=True),
+    ]
+    gate = Gate(arm="cpu", passed=True, checks=checks, reference="float64")
+    row = lab.gate_row("cpu", gate, "", 1.0)
+    assert row.error == pytest.approx(0.8) and row.check == "losses 0.004, allowed 0.005"
+    broken = dataclasses.replace(checks[0], error=float("nan"), passed=False)
+    red = dataclasses.replace(gate, passed=False, checks=[broken])
+    assert lab.gate_row("cpu", red, "", 1.0).error == float("inf")

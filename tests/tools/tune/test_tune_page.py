@@ -1,0 +1,145 @@
+"""A search as it is seen: the live table with the best so far, and the page with its curve, table and refusals."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.console import Console
+from simulated import Machine
+from test_search import CARD
+
+from hotlap.base.events import Event, advance, warn
+from hotlap.cli.show_tune import TuneDoor
+from hotlap.records.codec import encode
+from hotlap.records.environment import capture
+from hotlap.records.measurement import Verdict
+from hotlap.records.run import RunRecord
+from hotlap.tools.report import render
+from hotlap.tools.tune.budget import Budget, spent
+from hotlap.tools.tune.config import TuneConfig
+from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.search import Search
+from hotlap.tools.tune.space import make_space
+from hotlap.tools.tune.verdict import give_verdict, headline_rows
+
+
+def searched(machine, budget=900.0):
+    """The record that a search on a simulated machine would leave."""
+    goal = Goal("throughput")
+    space = make_space(CARD, mode="train", graphs="on", max_batch=1024)
+    outcome = Search(space, machine, goal, Budget(seconds=budget, rung_seconds=0.5)).run()
+    config = TuneConfig(target="unet")
+    verdict = give_verdict(config, goal, machine.rows, machine.gates, outcome, "complete", "")
+    found = {
+        "goal": goal.says(), "rows": encode(machine.rows), "gates": encode(list(machine.gates.values())),
+        "winner": encode(outcome.winner), "refused": outcome.refused, "budget_s": budget, "stored": "config/unet.json",
+        "spent_s": spent(machine.rows, machine.gates), "profile": {"tail_batch": outcome.confirmed.tail},
+    }  # fmt: skip
+    environment = capture(import_torch=False, ask_driver=False)
+    return RunRecord(
+        kind="tune", name="unet-tune", status="complete", started_at="2026-01-01T10:00:00", environment=environment,
+        config=encode(config), extra={"tune": found}, verdict=verdict, notes=machine.notes,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def record():
+    machine = Machine(
+        fits=lambda arm, batch: batch < 200,
+        wrong=lambda arm: arm.precision == "fp16",
+        ends=lambda config, rung: "timed out" if "max-autotune" in config.arm else "ok",
+    )
+    return searched(machine)
+
+
+def test_the_page_tells_the_story_first_and_draws_the_batch(record):
+    page = render([record])
+    winner = record.extra["tune"]["winner"]
+    assert page.index(f"{winner['arm']} at batch {winner['batch']}") < page.index("The search")
+    assert "Objective: the highest throughput" in page and "The batch" in page
+    assert re.search(r"knee at batch \d+", page)
+    assert "chosen" in page and "timed out" in page and "out of memory" in page
+    assert "cuda:fp16: outputs 3x off." in page, "what was refused, and why"
+    assert "did not run" in page and "Numeric gate" not in page
+
+
+def test_the_knee_is_where_more_batch_gives_little(record):
+    page = render([record])
+    knee = int(re.search(r"knee at batch (\d+)", page)[1])
+    arm = re.search(r"marks the knee of ([^:]+:[^:]+):", page)[1].replace("&#43;", "+")
+    rows = [r for r in headline_rows_of(record) if r["arm"] == arm and r["rate"]]
+    assert len(rows) > 3
+    best = max(row["rate"] for row in rows)
+    assert knee == min(row["batch"] for row in rows if row["rate"] >= 0.95 * best)
+
+
+def headline_rows_of(record):
+    from hotlap.records.codec import decode
+    from hotlap.tools.tune.rows import GateRow, Row
+
+    found = record.extra["tune"]
+    gates = [decode(GateRow, gate) for gate in found["gates"]]
+    return headline_rows([decode(Row, row) for row in found["rows"]], {gate.arm: gate for gate in gates})
+
+
+def test_a_record_cut_off_at_once_can_be_drawn(record):
+    import dataclasses
+
+    bare = dataclasses.replace(record, status="interrupted", verdict=None, extra={"tune": {"rows": []}})
+    assert "interrupted" in render([bare]) and "The search" not in render([bare])
+
+
+def test_the_page_escapes_what_a_trial_said(record):
+    import copy
+    import dataclasses
+
+    extra = copy.deepcopy(record.extra)
+    extra["tune"]["rows"].append(
+        {"arm": "cuda:sdpa=flash", "batch": 8, "status": "failed", "why": "<script>alert(1)</script>"}
+    )
+    page = render([dataclasses.replace(record, extra=extra)])
+    assert "<script>alert(1)" not in page and "&lt;script&gt;alert(1)" in page
+
+
+def drawn(events, *, terminal):
+    console = Console(width=150, force_terminal=terminal, record=True)
+    with console.capture() as text, TuneDoor(console, quiet=False) as door:
+        for event in events:
+            door(event)
+    return text.get()
+
+
+def test_the_live_table_shows_the_best_so_far(record):
+    rows = headline_rows_of(record)
+    best = next(row for row in rows if row["status"] == "right")
+    events = [
+        Event(kind="result", task="tune", data={"rows": rows}),
+        advance("tune", 30, 60, "compile: cuda at batch 8"),
+    ]
+    text = drawn(events, terminal=True)
+    line = next(line for line in text.splitlines() if "best so far" in line)
+    assert best["arm"].split("+")[0] in line and str(best["batch"]) in line
+    assert "50% of the budget, compile: cuda at batch 8" in text
+
+
+def test_where_nothing_can_be_redrawn_a_line_a_trial_is_printed(record):
+    rows = headline_rows_of(record)
+    events = [
+        Event(kind="result", data={"rows": rows}),
+        advance("tune", 6, 60, "batch: cuda at batch 8"),
+        warn("careful"),
+    ]
+    text = drawn(events, terminal=False)
+    assert "tune: 10% of the budget, batch: cuda at batch 8 (best so far" in text and "careful" in text
+
+
+def test_a_verdict_without_a_winner_says_what_was_missing():
+    machine = Machine(wrong=lambda arm: True)
+    space = make_space(CARD, mode="train")
+    outcome = Search(space, machine, Goal("throughput"), Budget(seconds=99, rung_seconds=0.5)).run()
+    verdict = give_verdict(
+        TuneConfig(target="unet"), Goal("throughput"), machine.rows, machine.gates, outcome, "complete", ""
+    )
+    assert isinstance(verdict, Verdict) and verdict.exit_code == 1
+    assert verdict.headline == "no configuration of unet was found: no arm gives the right answer (outputs 3x off)"

@@ -1,0 +1,115 @@
+"""``hotlap tune --verify``: an honest consumer passes, one that does something else is caught, each thing by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hotlap.base.errors import RecordError
+from hotlap.cli.main import run as command
+from hotlap.engine import tuned as engine_tuned
+from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile
+from hotlap.tools.tune import TuneConfig, tune
+from hotlap.tools.tune.verify import compare
+
+CONV = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+"""
+KEY = TunedKey(
+    target="conv.py:net", mode="train", device="cuda", device_name="x", memory_bytes=1, torch="2", python="3",
+    model_hash="h", signature="s",
+)  # fmt: skip
+
+
+def profile(key=KEY, arm="cpu:bf16+channels_last+fused", batch=6):
+    return TunedProfile(
+        key=key, arm=arm, batch=batch, objective="throughput", samples_per_s=9.0, samples_ms=[[1.0]], p50_ms=1.0,
+        p95_ms=None, peak_bytes=None, gate_error=0.1, tail_batch=3, max_batch=6, searched_from="2026-01-01",
+        measured_at="2026-01-02", record="r",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch, jobs_in_process):
+    (tmp_path / "conv.py").write_text(CONV)
+    monkeypatch.chdir(tmp_path)
+    for mode in ("train", "infer"):
+        question = Question(target="conv.py:net", mode=mode, options={}, inputs=["3x8x8"], device="cpu")
+        ProfileStore().save(profile(ask_key(question), arm="cpu:bf16+channels_last" + "+fused" * (mode == "train")))
+    return tmp_path
+
+
+def config(**settings):
+    return TuneConfig(target="conv.py:net", input=("3x8x8",), device="cpu", verify=True, **settings)
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_an_honest_consumer_is_verified(mode):
+    record = tune(config(mode=mode))
+    assert record.verdict.outcome == "verified" and record.verdict.exit_code == 0
+    assert {check.name: check.status for check in record.checks}["layout"] == "PASS"
+    assert "at batch 6" in record.verdict.headline
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
+    monkeypatch.setattr(engine_tuned, "settings_from", lambda profile, config, free: ({}, []))
+    record = tune(config())
+    wrong = {check.name: (check.observed, check.why) for check in record.checks if check.status == "FAIL"}
+    assert wrong == {
+        "batch": ("16", "expected 6"),
+        "precision": ("float32", "expected bfloat16"),
+        "layout": ("contiguous", "expected channels_last"),
+        "fused": ("off", "expected on"),
+    }
+    assert record.verdict.exit_code == 1
+    assert record.verdict.headline == "hotlap train does not use the profile: batch is 16, expected 6"
+
+
+def test_without_a_profile_there_is_nothing_to_verify(tmp_path, monkeypatch, jobs_in_process, capsys):
+    (tmp_path / "conv.py").write_text(CONV)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordError, match=r"no tuned profile of 'conv\.py:net' for train holds here"):
+        tune(config())
+    assert command(["tune", "conv.py:net", "--input", "3x8x8", "--verify"]) == 2
+    assert "hotlap tune conv.py:net --for train" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
+    (tmp_path / "conv.py").write_text(CONV.replace("Conv2d(3, 8, 3)", "Conv2d(3, 8, 3, bias=False)"))
+    with pytest.raises(RecordError, match="is stale: the model's source changed"):
+        tune(config())
+
+
+SEEN = {
+    "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
+    "cudnn_benchmark": True, "threads": 2, "fused": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arm", "change", "wrong"),
+    [
+        ("cuda:tf32+compile+cudnn_benchmark", {}, []),
+        ("cuda:compile+cudnn_benchmark", {}, ["tf32"]),
+        ("cuda:tf32+cudnn_benchmark", {}, ["compile"]),
+        ("cuda:tf32+compile", {}, ["cudnn_benchmark"]),
+        ("cuda:fp16+compile+cudnn_benchmark", {"tf32": False}, ["precision"]),
+        ("cuda:fp16+compile+cudnn_benchmark", {"tf32": False, "dtypes": ["float16", "float32"]}, []),
+        ("cuda:tf32+compile+cudnn_benchmark", {"dtypes": ["bfloat16", "float32"]}, ["precision"]),
+        ("cuda:tf32+compile+cudnn_benchmark", {"batches": [4, 4]}, ["batch"]),
+        ("cpu:threads=1+compile", {}, ["threads"]),
+        ("cpu:compile+fused", {}, ["fused"]),
+        ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
+    ],
+)
+def test_each_thing_that_differs_is_named(arm, change, wrong):
+    found = compare(profile(dataclasses.replace(KEY), arm), {**SEEN, **change})
+    assert [check.name for check in found if check.status == "FAIL"] == wrong
