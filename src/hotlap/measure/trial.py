@@ -59,6 +59,7 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
     import torch
 
+    begin = compile_counts()
     peak = PeakMemory(torch.device(spec.torch_device))
     session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
     timer = ArmTimer(session, seed=job["seed"])
@@ -78,8 +79,8 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
         interval_ms=intervals,
         first_step_s=timer.first_step_s,
         memory=peak.read(),
-        num_graphs=before[0],
-        num_breaks=during[1],
+        num_graphs=before[0] - begin[0],
+        num_breaks=during[1] - begin[1],
         num_recompiles=during[0] - before[0],
         tail_batch=job["tail"],
         tail_ms=tail_ms,
