@@ -487,3 +487,18 @@ def test_a_compiled_model_is_what_is_trained(tmp_path, monkeypatch):
 def test_a_workload_that_cannot_build_a_model_says_so(tmp_path):
     with pytest.raises(UsageError, match="does not say how to build its model"):
         trainer(tmp_path, Workload())
+
+
+def test_kernels_of_our_own_train_the_same():
+    from hotlap.engine.config import TrainConfig
+    from hotlap.engine.parts import build
+    from hotlap.targets import load_target
+
+    losses = []
+    for kernels in (False, True):
+        workload = load_target("bilstm", {"hidden": 8, "length": 32, "embedding": 8, "train_texts": 16})
+        config = TrainConfig(target="bilstm", batch=8, kernels=kernels)
+        parts = build(workload, config, torch.device("cpu"), team=None, say=print)
+        assert parts.model.recurrence == ("auto" if kernels else "torch")
+        losses.append([parts.step(loaded.batch).loss for loaded in parts.loader.epoch(0)])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0)

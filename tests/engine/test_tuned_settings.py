@@ -118,3 +118,8 @@ def test_several_processes_keep_their_own_batch():
     given = dataclasses.replace(resolved().config, nproc=4)
     changes, _ = settings_from(profile(), given, set(resolved().sources))
     assert "batch" not in changes and "micro" not in changes
+
+
+def test_a_profile_with_kernels_of_our_own_switches_them_on():
+    changes, _ = settings_from(profile("cuda:kernels+fp16"), resolved().config, {"kernels", "precision", "tf32"})
+    assert changes == {"kernels": True, "precision": "16-mixed", "tf32": False}

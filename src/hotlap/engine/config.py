@@ -43,6 +43,8 @@ class TrainConfig:
     """torch.compile and its mode."""
     channels_last: bool = False
     """Images and convolutions in NHWC order."""
+    kernels: bool = False
+    """Layers by Hotlap's own kernels, where the model has them."""
     fused: bool = False
     """The optimizer's fused implementation, where it has one."""
     cudnn_benchmark: bool = True

@@ -52,6 +52,7 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
         "fused": arm.fused,
         "cudnn_benchmark": arm.cudnn_benchmark,
         "sdpa": arm.sdpa,
+        "kernels": arm.kernels,
         "threads": arm.threads or None,
     }
     wanted |= {"recompute": "on"} if arm.recompute else {}

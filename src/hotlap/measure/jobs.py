@@ -19,7 +19,7 @@ from hotlap.measure.fingerprint import fingerprint
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
 from hotlap.measure.quicktest import run_quicktest
-from hotlap.measure.session import Session, has_attention, has_convolutions
+from hotlap.measure.session import Session, has_attention, has_convolutions, kernel_layers
 from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
 from hotlap.measure.trial import trial
 from hotlap.records.codec import decode
@@ -49,6 +49,8 @@ class Description:
     """The model has torch's attention layers, or calls the fused attention function."""
     has_blocks: bool = False
     """Activation checkpointing has something to act on."""
+    has_kernels: bool = False
+    """Some of its layers have kernels of Hotlap's own."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
 
@@ -121,6 +123,7 @@ def describe(job: Job, listen: Listen) -> Description:
         num_cuda=cuda,
         cuda_name=torch.cuda.get_device_name(0) if cuda else "",
         has_attention=has_attention(model),
+        has_kernels=bool(kernel_layers(model)),
         has_blocks=bool(find_blocks(model)),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
     )

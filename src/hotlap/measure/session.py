@@ -192,13 +192,18 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 def use_kernels(model: nn.Module) -> None:
     """Lets every layer that has a kernel of ours use it; a layer says so by a method ``use_kernels``."""
-    layers = [module for module in model.modules() if hasattr(module, "use_kernels")]
+    layers = kernel_layers(model)
     if not layers:
         raise UsageError(
             f"option kernels: no layer of {type(model).__name__} has a kernel of its own", remedy="Leave it out"
         )
     for layer in layers:
         layer.use_kernels()  # type: ignore[operator]
+
+
+def kernel_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that can be run by a kernel of ours."""
+    return [module for module in model.modules() if hasattr(module, "use_kernels")]
 
 
 def has_convolutions(model: nn.Module) -> bool:

@@ -301,3 +301,12 @@ def test_the_smallest_batch_of_a_plateau_is_preferred():
 def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
     assert knee([(1, 100.0), (2, 190.0), (4, 340.0), (8, 356.0), (16, 355.0)]) == 4
     assert knee([]) is None
+
+
+@pytest.mark.parametrize(
+    ("has_kernels", "device", "tried"), [(True, "cuda", True), (False, "cuda", False), (True, "cpu", False)]
+)
+def test_kernels_are_tried_where_the_model_has_them_on_a_card(has_kernels, device, tried):
+    space = make_space(dataclasses.replace(CARD, has_kernels=has_kernels), mode="train", device=device)
+    arms = space.switched(space.firsts[0])
+    assert any(arm.kernels for arm in arms) == tried

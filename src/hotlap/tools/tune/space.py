@@ -130,6 +130,7 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
         counts = sorted({about.usable_cores // 2, about.usable_cores // 4} - {0}, reverse=True)
         return found + [{"threads": count} for count in counts]
     found += [{"cudnn_benchmark": True}] if about.has_convolutions else []
+    found += [{"kernels": True}] if about.has_kernels else []
     return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
 
 
