@@ -227,9 +227,10 @@ JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "timing": timing,
     "sweep": sweep,
     "quicktest": run_quicktest,
+    "profile": "hotlap.measure.profiled:profile_arm",
     "loader": "hotlap.engine.loader_job:measure_loader",
 }
-"""A job of a room to the right is known by its import path, as targets are, and imported when it is asked for."""
+"""A job of a room to the right, or one that needs torch at once, is known by its import path, as targets are."""
 
 
 def find_job(name: str) -> Callable[[Job, Listen], Any]:
