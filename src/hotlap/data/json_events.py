@@ -20,7 +20,7 @@ from hotlap.base.errors import DataError
 WINDOW_BYTES = 1 << 22
 """Read at a time: long enough that the cost of joining windows vanishes, short beside the memory of the columns."""
 MAX_EVENT_CHARS = 1 << 22
-"""What is longer than this and still not whole is damaged; the longest events seen, with shapes, have a few thousand."""
+"""What is longer than this and still not whole is damaged; the longest events seen have a few thousand."""
 HEAD_CHARS = 1 << 26
 """The list of events must begin within this much text; metadata before it is a few KiB in every trace seen."""
 _EVENTS_KEY = re.compile(r'"traceEvents"\s*:\s*\[')

@@ -247,8 +247,8 @@ class _Reader:
     def events(self, table: str) -> Events:
         data = self.tables[table].table()
         data = data[np.lexsort((-data[:, 2], data[:, 1]))]
-        columns = {name: data[:, place] for place, name in enumerate(_COLUMNS)}
-        return Events(**{n: c.astype(np.int64) if n in _INTEGERS else c.copy() for n, c in columns.items()})
+        columns: dict[str, Any] = {name: data[:, place].copy() for place, name in enumerate(_COLUMNS)}
+        return Events(**{name: c.astype(np.int64) if name in _INTEGERS else c for name, c in columns.items()})
 
     def memory_events(self) -> MemoryEvents:
         data = self.memory.table()

@@ -18,7 +18,6 @@ from hotlap.base.errors import StorageError
 from hotlap.device.host import read_host
 from hotlap.device.timing import FullQueue, time_block
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.marks import WaitWatcher, loss_marked, marked_modules
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session, has_convolutions
 from hotlap.measure.timed import ArmTimer, Protocol
@@ -182,6 +181,8 @@ def _traced(session: Session, steps: int, path: Path, *, rich: bool) -> float:
 @contextlib.contextmanager
 def _marked(session: Session) -> Iterator[None]:
     """Names of modules and of the loss in the trace; a compiled or recorded step would be changed by them."""
+    from hotlap.measure.marks import loss_marked, marked_modules
+
     if not _eager(session):
         yield
         return
@@ -197,6 +198,8 @@ def _marked(session: Session) -> Iterator[None]:
 def _counted(session: Session) -> tuple[float | None, dict[str, float], list[Wait], list[str]]:
     """Arithmetic of one step, and the lines that wait; both by watching one eager step of the plain model."""
     from torch.utils.flop_counter import FlopCounterMode
+
+    from hotlap.measure.marks import WaitWatcher
 
     notes: list[str] = []
     if not _eager(session):
@@ -215,7 +218,7 @@ def _counted(session: Session) -> tuple[float | None, dict[str, float], list[Wai
     return float(counter.get_total_flops()), by_op, _waits(watcher), notes
 
 
-def _waits(watcher: WaitWatcher) -> list[Wait]:
+def _waits(watcher: Any) -> list[Wait]:
     return [Wait(where=where, why=why, count=count) for (where, why), count in watcher.found.most_common()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def _corners(level: np.ndarray) -> np.ndarray:
         return np.arange(len(level))
     edges = np.linspace(0, len(level), MAX_POINTS // 2 + 1).astype(int)
     places: set[int] = {0, len(level) - 1}
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges.tolist()):
         if end > begin:
             places |= {begin + int(np.argmin(level[begin:end])), begin + int(np.argmax(level[begin:end]))}
     return np.array(sorted(places))

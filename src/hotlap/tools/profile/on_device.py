@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.data.kineto import NONE, Events, Floats, Ints, Trace
-from hotlap.tools.profile.categories import COPY, LOADER, OTHER, SYNC_CALL, category_of
+from hotlap.tools.profile.categories import COMMUNICATION, COPY, LOADER, OTHER, SYNC_CALL, category_of
 from hotlap.tools.profile.spans import FORWARD, Spans
-from hotlap.tools.profile.timeline import Covered, clipped, exclusive, merged
+from hotlap.tools.profile.timeline import Covered, clipped, layered, merged
 from hotlap.tools.profile.window import Window
 
 LAUNCH, SYNC, LOADER_WAIT = "launch-bound", "waiting for a sync", "waiting for the loader"
@@ -46,9 +46,12 @@ def device_work(trace: Trace, spans: Spans, window: Window) -> tuple[DeviceWork,
     launch = _by_key(trace.runtime.correlation, events.correlation)
     span = _operator_of(trace, spans, events, launch)
     category, phase, module = _labels(trace, spans, events, span)
+    # Copies and exchanges run beside the computation; only what it does not hide costs time.
+    moves = trace.mask(events, lambda name: name.startswith("Memcpy"))
+    behind = moves | np.array([name == COMMUNICATION for name in category], dtype=bool)
     work = DeviceWork(
         events=events,
-        own=exclusive(start, end),
+        own=layered(start, end, behind),
         span=span,
         launch=launch,
         category=category,

@@ -46,6 +46,19 @@ def exclusive(start: Floats, end: Floats) -> Floats:  # sorted by start
     return np.maximum(end - np.maximum(start, reached), 0.0)
 
 
+def layered(start: Floats, end: Floats, behind: NDArray[np.bool_]) -> Floats:  # sorted by start
+    """As :func:`exclusive`, but intervals that are ``behind`` get only what no other covers."""
+    own = np.zeros(len(start))
+    front = ~behind
+    own[front] = exclusive(start[front], end[front])
+    low, high = start[behind], end[behind]
+    if len(low):
+        # The part that is an interval's alone among its like is its end, so one stretch.
+        alone = exclusive(low, high)
+        own[behind] = alone - Covered(start[front], end[front]).between(high - alone, high)
+    return own
+
+
 def merged(start: Floats, end: Floats) -> tuple[Floats, Floats]:
     """The union of intervals as disjoint ones, in order."""
     if not len(start):
