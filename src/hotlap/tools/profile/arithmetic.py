@@ -149,6 +149,7 @@ FORMULAS: dict[str, Callable[[Shapes], tuple[float, float]]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda shapes: _attention(shapes, 1, 2.5),
     "aten::_scaled_dot_product_flash_attention_backward": lambda shapes: _attention(shapes, 1, 2.5),
     "aten::_scaled_dot_product_efficient_attention_backward": lambda shapes: _attention(shapes, 1, 2.5),
     "aten::_scaled_dot_product_cudnn_attention_backward": lambda shapes: _attention(shapes, 1, 2.5),
