@@ -16,7 +16,7 @@ from hotlap.data import json_events
 from hotlap.data.kineto import read_trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from fake_trace import FakeTrace, training_trace  # noqa: E402
+from fake_trace import FakeTrace, training_trace
 
 
 def counts(trace):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fake_memory import FailingOperations, FakeMemory
-from tiny_training import EFFECTIVE, assert_same, batches, losses, masked_loss, model_of, sgd, train, weights
+from tiny_training import EFFECTIVE, assert_same, batches, losses, masked_loss, model_of, sgd, train
 from torch import nn
 
 from hotlap.base.errors import UsageError

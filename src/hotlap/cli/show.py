@@ -29,7 +29,7 @@ COLOURS = {
     "faster": "green", "slower": "red", "inconclusive": "yellow", "same": "green", "complete": "green",
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
-    "keeps up": "green", "bottleneck": "yellow",
+    "keeps up": "green", "bottleneck": "yellow", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
 
 
@@ -104,6 +104,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_loader import loader_table
 
         console.print(loader_table(record))
+    if record.kind == "profile":
+        from hotlap.cli.show_profile import show_profile
+
+        show_profile(record, console)
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))

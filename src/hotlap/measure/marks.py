@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WAITING = {
-    "aten::_local_scalar_dense": "a number is read (.item(), float(), bool())",
-    "aten::nonzero": "the size of the result depends on the values (nonzero, boolean indexing)",
-    "aten::_unique2": "the size of the result depends on the values (unique)",
-    "aten::masked_select": "the size of the result depends on the values (masked_select)",
+    "aten::_local_scalar_dense": "reads a number (.item(), float(), bool())",
+    "aten::nonzero": "makes a result whose size depends on the values (nonzero, boolean indexing)",
+    "aten::_unique2": "makes a result whose size depends on the values (unique)",
+    "aten::masked_select": "makes a result whose size depends on the values (masked_select)",
 }
 """Operators after which a card's host must wait for the result."""
 _COPIES = ("aten::_to_copy", "aten::copy_")
@@ -102,15 +102,17 @@ def _why_it_waits(func: Any, args: Any, out: Any) -> str:
     if name in _COPIES and isinstance(out, torch.Tensor) and out.device.type == "cpu":
         source = args[0] if name == "aten::_to_copy" else args[1]
         if isinstance(source, torch.Tensor) and source.device.type != "cpu":
-            return "a result is copied to the host (.cpu(), .to('cpu'), print)"
+            return "copies a result to the host (.cpu(), .to('cpu'), print)"
     return ""
 
 
-def _frames() -> Iterator[traceback.FrameSummary]:
-    """The stack from the innermost call outwards, without this file."""
-    for frame in reversed(traceback.extract_stack()):
-        if frame.filename != __file__ and "_dynamo" not in Path(frame.filename).parts:
-            yield frame
+def _frames() -> list[traceback.FrameSummary]:
+    """The stack from the innermost call outwards, without this file and the wrappers that torch puts around it."""
+    frames = [frame for frame in reversed(traceback.extract_stack()) if frame.filename != __file__]
+    wrappers = ("_compile.py", "eval_frame.py", "_python_dispatch.py")
+    while frames and Path(frames[0].filename).name in wrappers:
+        frames.pop(0)
+    return frames
 
 
 def source_file() -> str:
@@ -120,7 +122,7 @@ def source_file() -> str:
 
 def source_line() -> str:
     """``file:line`` of the innermost call outside torch; of torch's own where no other is below the measuring code."""
-    frames = list(_frames())
+    frames = _frames()
     for frame in frames:
         if "torch" not in Path(frame.filename).parts:
             if Path(frame.filename).parent == Path(__file__).parent:

@@ -140,34 +140,43 @@ def channels_last(case: Case) -> Iterator[_Hint]:
 
 
 def precision(case: Case) -> Iterator[_Hint]:
-    spec = case.arm
-    if spec is not None and spec.precision != "fp32":
+    today = _precision_today(case)
+    if today not in ("fp32", "tf32"):
         return
-    wanted = ("tf32", "bf16") if case.on_cuda else (("bf16",) if case.fast_bf16 else ())
+    faster = ("tf32", "bf16") if today == "fp32" else ("bf16",)
+    wanted = faster if case.on_cuda else (("bf16",) if case.fast_bf16 else ())
     for name in wanted:
-        saved, measured = _products_saved(case, name)
-        time = case.category(kind.CONVOLUTION, kind.MATMUL, kind.ATTENTION, kind.RECURRENT)
-        why = f"Products in float32 take {_share(time, case)}"
+        saved, measured = _products_saved(case, today, name)
+        time = case.category(*_PRODUCTS)
+        why = f"Products in {today} take {_share(time, case)}"
         if case.analysis.tensor_core_share is not None:
             why += f", {format_percent(case.analysis.tensor_core_share)} of it on tensor cores"
         if name == "bf16":
             saved += HALF_BYTES_SAVES * case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING)
-        basis = "Measured ceilings of both precisions, at today's distance from them" if measured else "Assumed ratio"
+        basis = "Measured ceilings of both precisions, at today's distance from them"
         if not measured:
-            basis += f" of {format_number(PRODUCT_RATIO[name])} for products; no ceilings were measured"
+            ratio = PRODUCT_RATIO[name] / PRODUCT_RATIO.get(today, 1.0)
+            basis = f"Assumed ratio of {format_number(ratio)} for products; no ceilings were measured"
         yield _Hint(name, saved, why + ".", basis + ".", {"precision": name})
 
 
-def _products_saved(case: Case, name: str) -> tuple[float, bool]:
+def _precision_today(case: Case) -> str:
+    """The arm's, or what the kernels of an unknown arm show; float32 on tensor cores is TF32."""
+    shown = {row.precision for row in case.roofline.rows if row.category in _PRODUCTS}
+    if case.arm is not None and case.arm.precision != "fp32":
+        return case.arm.precision
+    return next((name for name in ("bf16", "fp16", "tf32", "fp32") if name in shown), "fp32")
+
+
+def _products_saved(case: Case, today: str, name: str) -> tuple[float, bool]:
     """Time off the products in another precision: by the ceilings, each no faster than memory allows."""
     peaks, saved = case.roofline.ceilings, 0.0
-    rows = [row for row in case.roofline.rows if row.precision == "fp32" and row.category in _PRODUCTS]
-    if not {"fp32", name, "copy"} <= set(peaks) or not rows:
-        time = case.category(*_PRODUCTS)
-        return time * (1 - 1 / PRODUCT_RATIO[name]), False
+    rows = [row for row in case.roofline.rows if row.precision == today and row.category in _PRODUCTS]
+    if not {today, name, "copy"} <= set(peaks) or not rows:
+        return case.category(*_PRODUCTS) * (1 - PRODUCT_RATIO.get(today, 1.0) / PRODUCT_RATIO[name]), False
     for row in rows:
         moved = row.bytes * (0.5 if name == "bf16" else 1.0)
-        before = max(row.flops / peaks["fp32"] / 1e12, row.bytes / peaks["copy"] / 1e9)
+        before = max(row.flops / peaks[today] / 1e12, row.bytes / peaks["copy"] / 1e9)
         after = max(row.flops / peaks[name] / 1e12, moved / peaks["copy"] / 1e9)
         saved += case.scale * row.ms * max(1 - after / before, 0.0) if before > 0 else 0.0
     return saved, True

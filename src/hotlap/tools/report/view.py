@@ -31,6 +31,7 @@ from hotlap.tools.report.method import (
     method_sentences,
     settings,
 )
+from hotlap.tools.report.profile import ProfileView, profile_view
 from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows, tone_of, withheld
 from hotlap.tools.report.svg import Scale
 from hotlap.tools.report.trust import Fact, trust_facts
@@ -109,6 +110,7 @@ class RunView:
     ceilings: list[Figure] = field(default_factory=list)
     loader: Figure | None = None
     refusals: list[str] = field(default_factory=list)
+    profile: ProfileView | None = None
     environment: list[tuple[str, str]]
     settings: list[Setting]
     method: list[str]
@@ -152,6 +154,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
         ceilings=ceiling_figures(record),
         loader=loader_figure(record),
         refusals=refusals(record),
+        profile=profile_view(record),
         environment=environment_rows(record),
         settings=settings(record),
         method=method_sentences(record),
