@@ -25,6 +25,8 @@ WAITING = {
     "aten::masked_select": "makes a result whose size depends on the values (masked_select)",
 }
 """Operators after which a card's host must wait for the result."""
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
+_BY_VALUES = WAITING["aten::nonzero"]
 _COPIES = ("aten::_to_copy", "aten::copy_")
 
 
@@ -99,6 +101,8 @@ def _why_it_waits(func: Any, args: Any, out: Any) -> str:
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         counter = first is not None and first.device.type == "cpu" and not first.requires_grad and first.dim() == 0
         return "" if counter and "optim" in Path(source_file()).parts else WAITING[name]
+    if name in _INDEXING and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        return _BY_VALUES
     if name in _COPIES and isinstance(out, torch.Tensor) and out.device.type == "cpu":
         source = args[0] if name == "aten::_to_copy" else args[1]
         if isinstance(source, torch.Tensor) and source.device.type != "cpu":

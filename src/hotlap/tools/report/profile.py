@@ -130,7 +130,8 @@ def _step_figures(analysis: dict[str, Any]) -> list[Figure]:
     under = "device's streams" if analysis["on_device"] else "host's operators"
     caption = (
         f"The {under}, {format_count(analysis['steps'], 'step')} traced, {format_ms(analysis['step_ms'])} each under "
-        "the profiler. Every instant belongs to one part, so the parts add up to the step; pale grey is time without work."
+        "the profiler. Every instant belongs to one part, so the parts add up to the step; pale grey is time without "
+        "work."
     )
     legend = [(piece.css, piece.name) for piece in shown]
     return [
@@ -255,9 +256,9 @@ def _roof_figure(roofline: dict[str, Any]) -> Figure | None:
     if not dots:
         return None
     caption = (
-        f"{roofline.get('source', '').rstrip('.')}. A circle is an operator with its shapes, its area the time it takes; "
-        "work and bytes are estimates from the shapes. What lies under the slope is limited by memory, under a flat "
-        "line by arithmetic."
+        f"{roofline.get('source', '').rstrip('.')}. A circle is an operator with its shapes, its area the time it "
+        "takes; work and bytes are estimates from the shapes. What lies under the slope is limited by memory, under a "
+        "flat line by arithmetic."
     )
     legend = list({_css(row["category"]): row["category"] for row in rows}.items())
     return figure("Roofline", lambda width: roof(dots, roofline.get("ceilings") or {}, width), caption, legend=legend)
