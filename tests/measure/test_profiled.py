@@ -74,7 +74,11 @@ def test_module_marks_go_away_again():
     with profile(activities=[ProfilerActivity.CPU]) as outside:
         model(torch.ones(1, 2))
     marks = [[e.key for e in p.key_averages() if e.key.startswith(MODULE_MARK)] for p in (inside, outside)]
-    assert sorted(marks[0]) == [f"{MODULE_MARK}0 (Linear)", f"{MODULE_MARK}1 (ReLU)", f"{MODULE_MARK}model (Sequential)"]
+    assert sorted(marks[0]) == [
+        f"{MODULE_MARK}0 (Linear)",
+        f"{MODULE_MARK}1 (ReLU)",
+        f"{MODULE_MARK}model (Sequential)",
+    ]
     assert marks[1] == []
 
 

@@ -57,6 +57,14 @@ def test_work_on_two_streams_is_counted_once_and_copies_only_where_nothing_hides
     assert found.busy_ms == pytest.approx(1.0)
 
 
+def test_an_exchange_is_one_whatever_operator_started_it(analysed):
+    trace = FakeTrace()
+    trace.step(0, 0, 100)
+    op = trace.op("aten::mm", 0, 20)
+    trace.launch("ncclDevKernel_AllReduce_Sum_f32", (5, 2), (0, 100), op=op)
+    assert [(part.name, part.share) for part in analysed(trace).categories] == [("communication", 1.0)]
+
+
 def test_a_wait_for_the_loader_and_a_copy_that_the_host_prepares_have_their_own_names(analysed):
     trace = FakeTrace()
     trace.step(0, 0, 1000)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.data.kineto import NONE, Events, Floats, Ints, Trace
-from hotlap.tools.profile.categories import COMMUNICATION, COPY, LOADER, OTHER, SYNC_CALL, category_of
+from hotlap.tools.profile.categories import COMMUNICATION, LOADER, OTHER, SYNC_CALL, category_of
 from hotlap.tools.profile.spans import FORWARD, Spans
 from hotlap.tools.profile.timeline import Covered, clipped, layered, merged
 from hotlap.tools.profile.window import Window
@@ -94,7 +94,7 @@ def innermost(spans: Spans, time: Floats, thread: Ints) -> Ints:
         place = np.searchsorted(spans.events.start[mine], time[asked], side="right") - 1
         for target, at in zip(asked, place, strict=True):
             span = int(mine[at]) if at >= 0 else NONE
-            while span >= 0 and spans.events.end[span] < time[target]:
+            while span >= 0 and spans.events.end[span] <= time[target]:
                 span = int(spans.parent[span])
             if span >= 0 and not spans.is_op[span]:
                 span = int(spans.parent_op[span])
@@ -107,9 +107,9 @@ def _labels(trace: Trace, spans: Spans, events: Events, span: Ints) -> tuple[lis
     category, phase, module = [], [], []
     for name, where in zip(events.name.tolist(), span.tolist(), strict=True):
         known = spans.category[where] if where >= 0 else OTHER
-        if trace.names[name].startswith(("Memcpy", "Memset")) and known == OTHER:
-            known = COPY
-        category.append(known if known != OTHER else by_name[name] or OTHER)
+        # Exchanges start from hooks inside whatever operator finished last, so their own name decides.
+        decides = known == OTHER or by_name[name] == COMMUNICATION
+        category.append((by_name[name] or OTHER) if decides else known)
         phase.append(spans.phase[where] if where >= 0 else FORWARD)
         module.append(spans.module[where] if where >= 0 else "")
     return category, phase, module
