@@ -220,6 +220,17 @@ def test_the_busiest_of_two_devices_is_shown_and_the_other_named(analysed):
     assert found.warnings == ["Work on device 0 is left out; the step is that of 1."]
 
 
+def test_launches_whose_kernels_the_profiler_lost_are_counted(analysed):
+    trace = training_trace(steps=1)
+    lost = next(e for e in trace.events if e["name"] == "batch_norm_fwd")
+    trace.events.remove(lost)
+    found = analysed(trace)
+    assert found.warnings == [
+        "1 of 4 launches have no kernel in the trace: the profiler lost them, and idle is too long."
+    ]
+    assert analysed(training_trace()).warnings == []
+
+
 def test_a_recorded_graphs_kernels_are_found_though_no_operator_launched_them(analysed):
     trace = FakeTrace()
     trace.step(0, 0, 100)

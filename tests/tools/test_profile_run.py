@@ -16,7 +16,7 @@ from hotlap.base.errors import ConfigError, DataError, RecordError, TargetError
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import profiled
-from hotlap.measure.jobs import find_job
+from hotlap.measure.jobs import Description, find_job
 from hotlap.measure.process import quiet
 from hotlap.records.ceilings import Ceiling, Ceilings, write_ceilings
 from hotlap.records.codec import encode
@@ -91,6 +91,21 @@ def test_a_targets_advice_repeats_the_target_in_its_command(of_target):
     for row in advice.values():
         if row["arm"]:
             assert "--input 3x8x8" in row["command"] and f"--arms cpu:threads=1,{row['arm']}" in row["command"]
+
+
+def test_a_trace_with_fewer_steps_than_were_run_is_noted(tmp_path, monkeypatch, of_target):
+    kept = Path(of_target.path).parent / of_target.extra["profile"]["measured"]["traces"][0]
+    ran = profiled.Profiled(
+        arm="cpu", mode="train", batch=2, steps=7, trace=str(kept), detail="", step_ms=[1.0], traced_ms=2.0
+    )
+    about = Description(
+        name="net", summary="", default_batch=2, num_parameters=1, has_convolutions=True, can_compile=False,
+        fast_bf16=False, usable_cores=1, num_cuda=0,
+    )  # fmt: skip
+    answers = {"describe": about, "profile": ran}
+    monkeypatch.setattr(run_module, "run_job", lambda job, **_: encode(answers[job["job"]]))
+    record = profile(ProfileConfig(target="net.py:net", runs=tmp_path))
+    assert "The trace holds 2 of 7 steps; the profiler lost the others." in record.notes
 
 
 def test_a_target_that_cannot_run_fails_with_a_record_that_says_so(tmp_path):

@@ -30,7 +30,19 @@ class Worked:
             self.warnings.append("The trace was cut, so shares may be wrong: later kinds of events are missing.")
         if len(trace.device):
             self.device, more = device_work(trace, self.spans, self.window)
-            self.warnings += more
+            self.warnings += [*more, *_dropped(trace, self.window)]
+
+
+def _dropped(trace: Trace, window: Window) -> list[str]:
+    """Launches whose kernel is not in the trace: Kineto drops work without a word when its buffers are late."""
+    calls = trace.runtime.take(trace.mask(trace.runtime, lambda name: "LaunchKernel" in name))
+    calls = calls.take((calls.start >= window.start) & (calls.end <= window.end))
+    lost = int((~np.isin(calls.correlation, trace.device.correlation)).sum())
+    if not lost:
+        return []
+    return [
+        f"{lost} of {len(calls)} launches have no kernel in the trace: the profiler lost them, and idle is too long."
+    ]
 
 
 def analyse(trace: Trace, detail: Trace | None = None) -> Analysis:

@@ -195,6 +195,8 @@ class _Target(_Run):
             self.samples += samples
             self.notes += notes
         measured = self._measured(ran, step)
+        if analysis.steps != ran.steps:
+            self.notes.append(f"The trace holds {analysis.steps} of {ran.steps} steps; the profiler lost the others.")
         self.notes += [*analysis.warnings, *ran.notes, self._slow_down(ran, step)]
         what = f"{config.target} {config.mode}, {self.spec.name}, batch {self.batch}"
         rate = _rate(ran, step)
