@@ -112,6 +112,38 @@ def test_top_kernels_say_whether_they_use_tensor_cores(analysed):
     assert analysed(trace).tensor_core_share == 0.0
 
 
+@pytest.mark.parametrize(
+    ("kernel", "category", "tensor_cores"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>", "matmul", True),
+        ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "matmul", True),
+        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NTT", "matmul", True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3", "matmul", False),
+        ("cutlass_80_simt_sgemm_128x64_8x5_nt_align1", "matmul", False),
+        ("void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1>", "convolution", False),
+        ("sm90_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc", "convolution", True),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>", "convolution", False),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>", "normalisation", None),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", "attention", True),
+        ("void RNN_blockPersist_fp_LSTM<float, float, float, 256>", "recurrent", False),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "elementwise", None),
+        ("void at::native::reduce_kernel<512, 1, at::native::MeanOps<float, float>>", "reduction", None),
+        ("void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor>", "optimizer", None),
+        ("triton_poi_fused_add_relu_0", "elementwise", None),
+        ("triton_red_fused_native_batch_norm_backward_3", "normalisation", None),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication", None),
+        ("void max_pool_forward_nchw<float, long>", "pooling", None),
+        ("mystery", "other", None),
+    ],
+)  # fmt: skip
+def test_a_kernel_without_an_operator_is_known_by_its_name(analysed, kernel, category, tensor_cores):
+    trace = FakeTrace()
+    trace.step(0, 0, 100)
+    trace.launch(kernel, (1, 2), (10, 50))
+    (row,) = analysed(trace).kernels
+    assert (row.category, row.tensor_cores) == (category, tensor_cores)
+
+
 def test_a_sync_is_named_with_its_operator_and_source_line(analysed):
     trace = training_trace(steps=1)
     trace.python("train.py(1): <module>", 0, 1000, called_from="train.py:1")
@@ -122,6 +154,13 @@ def test_a_sync_is_named_with_its_operator_and_source_line(analysed):
         ("cudaStreamSynchronize", "aten::item", "train.py:57", 1.0)
     ]
     assert found[0].ms == pytest.approx(0.07)
+
+
+def test_the_tracings_own_wait_for_the_device_is_not_the_steps(analysed):
+    trace = training_trace(steps=1)
+    trace.note("hotlap.settle", 940, 55)
+    trace.sync(945, 45, "cudaDeviceSynchronize")
+    assert [s.call for s in analysed(trace).syncs] == ["cudaStreamSynchronize"]
 
 
 def test_a_sync_in_a_trace_without_call_lines_names_the_function(analysed):

@@ -26,6 +26,8 @@ MODULE_MARK = "hotlap.module: "
 """Begins the annotation of a module's call in traces of our own, followed by its full name and class."""
 LOSS_MARK = "hotlap.loss"
 """The annotation around the workload's loss, the model's call included."""
+SETTLE_MARK = "hotlap.settle"
+"""The annotation around the wait for the device after the last step, which is the tracing's and not the step's."""
 HEARD_EVERY_BYTES = 1 << 26
 _TABLES = {
     "cpu_op": "ops",

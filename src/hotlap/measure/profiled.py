@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import StorageError
+from hotlap.data.kineto import SETTLE_MARK
 from hotlap.device.host import read_host
 from hotlap.device.timing import FullQueue, time_block
 from hotlap.measure.arms import parse_arm
@@ -135,14 +136,15 @@ def _eager(session: Session) -> bool:
 def _traced(session: Session, steps: int, path: Path, *, rich: bool) -> float:
     """Writes a trace of ``steps`` steps to ``path``; the wall time of one of them in ms."""
     import torch
-    from torch.profiler import ProfilerActivity, profile, schedule
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
     on_cuda = session.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
 
     def settle() -> None:
         if on_cuda:
-            torch.cuda.synchronize()
+            with record_function(SETTLE_MARK):
+                torch.cuda.synchronize()
 
     def save(found: profile) -> None:
         try:

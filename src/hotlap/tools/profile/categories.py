@@ -25,7 +25,7 @@ _RULES = [
     (LOSS, r"cross_entropy|nll_?loss|mse_?loss|l1_?loss|huber|kl_?div|ctc_?loss|binary_cross|bce|margin_loss|"
            r"triplet|hinge"),
     (CONVOLUTION, r"conv(olution)?(_|\d|$|transpose|overridable|backward|depthwise)|aten::.*convolution|implicit_gemm"
-                  r"|fprop|dgrad|wgrad|winograd|xmma.*conv|nchwtonhwc|nhwctonchw|im2col|col2im|cudnn::cnn"),
+                  r"|convolve|fprop|dgrad|wgrad|winograd|xmma.*conv|nchwtonhwc|nhwctonchw|im2col|col2im|cudnn::cnn"),
     (NORMALISATION, r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|instance_?norm|rms_?norm|welford|renorm"),
     (POOLING, r"pool|upsample|interpolate|grid_sample"),
     (MATMUL, r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|addmv|mv|dot|einsum|addbmm)(_|\b)|(addmm|bmm|mm|linear|"
@@ -48,11 +48,11 @@ _COMPILED = [(category, re.compile(pattern, re.IGNORECASE)) for category, patter
 
 TENSOR_CORES = re.compile(
     r"tensorop|16816|1688|884|gmma|wgmma|hmma|imma|xmma.*(tensor|tf32|bf16|f16)|nvjet|tensor16x8|_mma_|"
-    r"flash_(fwd|bwd)|fmha|cudnn_generated_fort_native_sdpa|sm90_xmma|sm100_",
+    r"flash_(fwd|bwd)|fmha|cudnn_generated_fort_native_sdpa",
     re.IGNORECASE,
 )
 """Kernels whose names say that they multiply on the tensor cores."""
-TF32 = re.compile(r"tf32|s1688|s16816|tensor16x8x8", re.IGNORECASE)
+TF32 = re.compile(r"tf32|s1688|tensor16x8x8", re.IGNORECASE)
 LAYOUT_CHANGE = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", re.IGNORECASE)
 """Kernels that only turn one memory format into the other around a convolution."""
 SYNC_CALL = re.compile(r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|^(cuda|hip)Memcpy$|^cudaMemcpyFrom")

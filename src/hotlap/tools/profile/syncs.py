@@ -7,12 +7,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from hotlap.data.kineto import Trace
+from hotlap.data.kineto import SETTLE_MARK, Events, Ints, Trace
 from hotlap.tools.profile.categories import SYNC_CALL
 from hotlap.tools.profile.found import Sync
 from hotlap.tools.profile.on_device import innermost
 from hotlap.tools.profile.spans import Spans
-from hotlap.tools.profile.timeline import parents
+from hotlap.tools.profile.timeline import Covered, parents
 from hotlap.tools.profile.window import Window
 
 MAX_SYNCS = 30
@@ -23,6 +23,8 @@ def syncs_found(trace: Trace, spans: Spans, window: Window) -> list[Sync]:
     """Synchronising calls of the runtime within the steps, by place, the longest first."""
     calls = trace.runtime.take(trace.mask(trace.runtime, lambda name: bool(SYNC_CALL.search(name))))
     calls = calls.take((calls.start >= window.start) & (calls.start < window.end))
+    ours = trace.notes.take(trace.mask(trace.notes, lambda name: name == SETTLE_MARK))
+    calls = calls.take(~Covered(ours.start, ours.end).holds(calls.start))
     if not len(calls):
         return []
     span = innermost(spans, calls.start, calls.thread)
@@ -58,7 +60,8 @@ def source_lines(trace: Trace, time: np.ndarray, thread: np.ndarray) -> list[str
     return lines
 
 
-def _line(trace: Trace, calls, above, at: int, instant: float) -> str:  # type: ignore[no-untyped-def]
+def _line(trace: Trace, calls: Events, above: Ints, at: int, instant: float) -> str:
+    """The nearest line outside torch from the call at ``at`` outwards; of torch's own where there is none."""
     while at >= 0 and calls.end[at] < instant:
         at = int(above[at])
     nearest = ""
