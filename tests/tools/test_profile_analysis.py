@@ -86,6 +86,7 @@ def test_kernels_are_credited_to_modules_forward_and_backward(analysed):
     assert rows["conv"].kind == "Conv2d"
     assert (rows["conv"].forward_ms, rows["conv"].backward_ms) == (pytest.approx(0.2), pytest.approx(0.4))
     assert rows["model"].own_ms == pytest.approx(0.05), "the norm ran in the model itself"
+    assert (rows["model"].own_backward_ms, rows["conv"].own_backward_ms) == (0.0, pytest.approx(0.4))
     assert rows["model"].total_ms == pytest.approx(0.65)
 
 

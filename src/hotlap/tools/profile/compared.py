@@ -32,7 +32,8 @@ def diff(config: ProfileConfig, emit: Emit, *, sources: dict[str, str] | None = 
     found = compare(before, after)
     name = config.name or "profile-diff"
     folder = run_folder(config.runs, name)
-    record = begin("profile", name, config, sources or {}, capture())
+    resolved = dataclasses.replace(config, diff=config.pair, target="")
+    record = begin("profile", name, resolved, sources or {}, capture())
     verdict = Verdict(outcome="compared", headline=diff_headline(found), exit_code=EXIT_OK, lines=diff_story(found))
     record = dataclasses.replace(
         record,

@@ -40,6 +40,8 @@ class ModuleRow:
     """Its class."""
     own_ms: float
     """Forward and backward, without the modules inside it."""
+    own_backward_ms: float
+    """Of ``own_ms``."""
     total_ms: float
     forward_ms: float
     backward_ms: float

@@ -106,10 +106,12 @@ def module_rows(
     own: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     backward: dict[str, float] = defaultdict(float)
+    own_backward: dict[str, float] = defaultdict(float)
     for module, phase, time in zip(modules, phases, times, strict=True):
         if not module or not time:
             continue
         own[module] += time
+        own_backward[module] += time if phase == BACKWARD else 0.0
         for around in _upwards(module, classes):
             total[around] += time
             backward[around] += time if phase == BACKWARD else 0.0
@@ -119,6 +121,7 @@ def module_rows(
             name=name,
             kind=classes.get(name, ""),
             own_ms=window.per_step_ms(own.get(name, 0.0)),
+            own_backward_ms=window.per_step_ms(own_backward.get(name, 0.0)),
             total_ms=window.per_step_ms(total[name]),
             forward_ms=window.per_step_ms(total[name] - backward[name]),
             backward_ms=window.per_step_ms(backward[name]),

@@ -150,6 +150,8 @@ class _Traces(_Run):
             batch=config.batch or 0,
         )
         advice = advise(case)
+        if analysis.on_device and analysis.device:
+            self.notes.append(f"The trace is of a {analysis.device}.")
         self.notes.append("The step's time was taken under the profiler; how much that slowed it is not known.")
         found = _plain(analysis, roof, advice, ranks if len(ranks) > 1 else [], traces=[str(f) for f in self.files])
         return found, Verdict(

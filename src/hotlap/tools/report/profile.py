@@ -217,11 +217,14 @@ def _module_figure(analysis: dict[str, Any]) -> Figure | None:
     rows = sorted(rows, key=lambda row: -row["own_ms"])[:NUM_MODULES]
     if not rows:
         return None
-    split = []
-    for row in rows:
-        back = row["backward_ms"] / row["total_ms"] if row["total_ms"] else 0.0
-        label = f"{row['name']} {row['kind']}".strip()
-        split.append(SplitRow(label=label, first_ms=row["own_ms"] * (1 - back), second_ms=row["own_ms"] * back))
+    split = [
+        SplitRow(
+            label=f"{row['name']} {row['kind']}".strip(),
+            first_ms=row["own_ms"] - row["own_backward_ms"],
+            second_ms=row["own_backward_ms"],
+        )
+        for row in rows
+    ]
     caption = "Each module's own time, without the modules inside it; a backward operator counts for its forward one's."
     return figure(
         "By module",

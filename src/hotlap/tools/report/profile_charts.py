@@ -14,6 +14,7 @@ from hotlap.tools.report.svg import (
     fit_scale,
     fit_text,
     line,
+    linear_ticks,
     polyline,
     rect,
     svg,
@@ -130,7 +131,8 @@ def memory_line(times: Sequence[float], sizes: Sequence[float], peak_at: float, 
         if points:
             points.append((x(time), points[-1][1]))
         points.append((x(time), y(size)))
-    ticks = [(value, format_bytes(value)) for value in y.ticks(4)]
+    unit = 1024.0 ** max(int(math.log(max(peak, 1.0), 1024)), 0)  # round numbers of the unit that is printed
+    ticks = [(value * unit, format_bytes(value * unit)) for value in linear_ticks(0.0, y.high / unit, 4)]
     marks = [(value, format_ms(value)) for value in x.ticks(6 if width > 500 else 3)]
     label = f"peak {format_bytes(peak)}"
     at = x(peak_at)
@@ -162,7 +164,8 @@ def roof(dots: Sequence[Dot], ceilings: dict[str, float], width: float) -> str:
         x_axis(x, 14, height, x_ticks, "floating-point operations for each byte moved, log"),
         text(0, 10, "TFLOP/s", "axis"),
     ]
-    parts += [_ceiling(name, peak, copy, x, y, place) for place, (name, peak) in enumerate(peaks.items())]
+    ranked = sorted(peaks.items(), key=lambda item: -item[1])
+    parts += [_ceiling(name, peak, copy, x, y, place) for place, (name, peak) in enumerate(ranked)]
     if copy and peaks:
         parts.append(_slope(copy, max(peaks.values()), x, y))
     longest = max((d.ms for d in known), default=1.0)
@@ -176,12 +179,12 @@ def roof(dots: Sequence[Dot], ceilings: dict[str, float], width: float) -> str:
 
 
 def _ceiling(name: str, peak: float, copy: float | None, x: Scale, y: Scale, place: int) -> str:
-    """A flat line from where the bandwidth's slope reaches it."""
+    """A flat line from where the bandwidth's slope reaches it; the highest is named above, the others beneath."""
     ridge = min(max(peak * 1e3 / copy, x.low), x.high) if copy else x.low
     words = f"{name} {format_number(peak)} TFLOP/s"
     css = "one" if place % 2 == 0 else "cross"
     return line(x(ridge), y(peak), x.end, y(peak), css, f"measured: {words}") + text(
-        x.end, y(peak) - 5, words, "tick", "end"
+        x.end, y(peak) + (13 if place else -5), words, "tick", "end"
     )
 
 
