@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_trace import FakeTrace, training_trace
 from rich.console import Console
+from test_report import Page
 
 import hotlap
 from hotlap.base.errors import ConfigError, DataError, RecordError, TargetError
@@ -261,6 +262,8 @@ def test_the_page_shows_the_whole_profile(tmp_path, of_target):
     titles = ("What a step is made of", "Why the device was idle", "What to try", "Longest kernels", "By module",
               "Memory of host", "Who held it at the peak", "Roofline", "Lines that make the host wait")  # fmt: skip
     assert [title for title in titles if title not in page] == []
+    read_page = Page(page)
+    assert (read_page.faults, read_page.loads) == ([], []), "whole, and complete in itself"
     assert page.count("hotlap bench") >= 1 and "No ceilings were measured" in page
 
 
