@@ -62,6 +62,20 @@ def test_each_gradient_of_a_grouped_convolution_costs_what_its_forward_does():
     assert work_of("aten::convolution_backward", backward).flops == 2 * once
 
 
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("aten::_cudnn_rnn", (((16, 3), (16, 4), (16,), (16,)),)),
+        ("aten::mkldnn_rnn_layer", ((16, 3), (16, 4))),
+    ],
+)
+def test_every_recurrent_weight_meets_every_step_of_every_sequence(name, weights):
+    shapes = Shapes(dims=((7, 5, 3), *weights), kinds=("float",) * (1 + len(weights)))
+    once = 2 * 7 * 5 * 16 * (3 + 4)
+    assert work_of(name, shapes).flops == once
+    assert work_of(f"{name}_backward", shapes).flops == 2 * once
+
+
 def test_bytes_are_every_input_read_and_the_output_written_once():
     found = work_of("aten::mm", Shapes(dims=((4, 6), (6, 10)), kinds=("c10::BFloat16", "c10::BFloat16")))
     assert (found.flops, found.bytes, found.precision) == (480.0, 2 * (24 + 60 + 40), "bf16")

@@ -137,6 +137,16 @@ def _mkldnn_rnn(shapes: Shapes) -> tuple[float, float]:
     return 2.0 * steps * batch * weights, float(steps * batch * shapes.dims[2][-1])
 
 
+def _twice(formula: Callable[[Shapes], tuple[float, float]]) -> Callable[[Shapes], tuple[float, float]]:
+    """A backward pass: one product as large as the forward's for the input, one for the weights."""
+
+    def work(shapes: Shapes) -> tuple[float, float]:
+        flops, written = formula(shapes)
+        return 2 * flops, 2 * written
+
+    return work
+
+
 FORMULAS: dict[str, Callable[[Shapes], tuple[float, float]]] = {
     "aten::mm": _mm,
     "aten::bmm": _mm,
@@ -154,7 +164,9 @@ FORMULAS: dict[str, Callable[[Shapes], tuple[float, float]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": lambda shapes: _attention(shapes, 1, 2.5),
     "aten::_scaled_dot_product_cudnn_attention_backward": lambda shapes: _attention(shapes, 1, 2.5),
     "aten::_cudnn_rnn": _cudnn_rnn,
+    "aten::_cudnn_rnn_backward": _twice(_cudnn_rnn),
     "aten::mkldnn_rnn_layer": _mkldnn_rnn,
+    "aten::mkldnn_rnn_layer_backward": _twice(_mkldnn_rnn),
 }
 """Multiplications and additions, and numbers written, of the operators that do most of the arithmetic.
 

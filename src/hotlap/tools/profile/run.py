@@ -25,6 +25,7 @@ from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.profile.advice import Case, advise
 from hotlap.tools.profile.analyse import Worked, analysis_of
+from hotlap.tools.profile.categories import RECURRENT
 from hotlap.tools.profile.check import check_advice
 from hotlap.tools.profile.config import ProfileConfig
 from hotlap.tools.profile.found import Advice, Analysis, RankFound, Roofline
@@ -201,7 +202,7 @@ class _Target(_Run):
             self.notes.append(f"The trace holds {analysis.steps} of {ran.steps} steps; the profiler lost the others.")
         self.notes += [*analysis.warnings, *ran.notes, self._slow_down(ran, step)]
         what = f"{config.target} {config.mode}, {self.spec.name}, batch {self.batch}"
-        rate = _rate(ran, step)
+        rate = _rate(ran, step, analysis)
         return _plain(analysis, roof, advice, [], measured=measured), Verdict(
             outcome="profiled",
             headline=headline(what, analysis, step),
@@ -270,9 +271,12 @@ class _Target(_Run):
         return text + "; shares are of the traced step, the headline's time is of the one without."
 
 
-def _rate(ran: Profiled, step_ms: float) -> str:
-    """The step's arithmetic, as torch counts it, over its time."""
-    if not ran.flops:
+def _rate(ran: Profiled, step_ms: float, analysis: Analysis) -> str:
+    """The step's arithmetic, as torch counts it, over its time; '' where it counts too little to say so.
+
+    Torch's counter knows matrix products, convolutions and attention, but no recurrent layers.
+    """
+    if not ran.flops or any(part.name == RECURRENT and part.share > 0.01 for part in analysis.categories):
         return ""
     rate = ran.flops / (step_ms / 1e3) / 1e12
     return f"The step's {format_number(ran.flops / 1e9)} GFLOP of products run at {format_number(rate)} TFLOP/s."
