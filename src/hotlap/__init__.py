@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hotlap.api import estimate_memory as estimate_memory
     from hotlap.api import loader as loader
     from hotlap.api import loader_settings as loader_settings
+    from hotlap.api import profile as profile
     from hotlap.api import quicktest as quicktest
     from hotlap.api import report as report
     from hotlap.api import suggest as suggest
@@ -38,6 +39,7 @@ _PUBLIC = {
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
     "estimate_memory": "hotlap.api:estimate_memory",
+    "profile": "hotlap.api:profile",
     "quicktest": "hotlap.api:quicktest",
     "loader": "hotlap.api:loader",
     "loader_settings": "hotlap.api:loader_settings",

@@ -128,6 +128,20 @@ def tune(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settin
     return run(resolved.config, emit, sources=resolved.sources)
 
 
+def profile(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """Where the time of a step of ``target`` goes; with ``trace=[...]`` that of traces which are there already.
+
+    >>> record = hotlap.profile("unet", arm="cuda:bf16")
+    >>> record.extra["profile"]["analysis"]["categories"], record.extra["profile"]["advice"]
+    """
+    from hotlap.tools.profile import ProfileConfig
+    from hotlap.tools.profile import profile as run
+
+    given = {**({"target": target_name(target)} if target else {}), **settings}
+    resolved = resolve(ProfileConfig, _layers(ProfileConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def compare(before: str | Path, after: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """Whether the second record is slower than the first; ``record.verdict.exit_code`` is 0, 1 or 3."""
     from hotlap.tools.compare import CompareConfig

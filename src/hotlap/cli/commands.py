@@ -79,6 +79,12 @@ def run_compare(request: Request) -> int:
     return _run_tool(request, compare)
 
 
+def run_profile(request: Request) -> int:
+    from hotlap.tools.profile import profile
+
+    return _run_tool(request, profile)
+
+
 def run_train(request: Request) -> int:
     from hotlap.engine.place import find_place
     from hotlap.tools.train import exec_torchrun, preview, train, wants_torchrun

@@ -30,7 +30,7 @@ COLOURS = {
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
     "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
-    "mismatch": "red",
+    "mismatch": "red", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
 
 
@@ -113,6 +113,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_tune import show_tune
 
         show_tune(record, console)
+    if record.kind == "profile":
+        from hotlap.cli.show_profile import show_profile
+
+        show_profile(record, console)
     if record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))

@@ -57,6 +57,13 @@ VERBS: dict[str, Verb] = {
         "records",
         many=True,
     ),
+    "profile": Verb(
+        "where does the time go? one arm traced and taken apart, with advice that can be checked",
+        "hotlap profile unet --arm cuda:bf16 --steps 5",
+        "run_profile",
+        "hotlap.tools.profile:ProfileConfig",
+        "target",
+    ),
     "train": Verb(
         "trains it: exact batches, no step lost to memory, resumes bit for bit",
         "hotlap train unet --epochs 20 --precision bf16-mixed",

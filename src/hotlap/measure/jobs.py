@@ -250,10 +250,11 @@ JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "quicktest": run_quicktest,
     "trial": trial,
     "fingerprint": fingerprint,
+    "profile": "hotlap.measure.profiled:profile_arm",
     "loader": "hotlap.engine.loader_job:measure_loader",
     "watch": "hotlap.engine.verify_job:watch",
 }
-"""A job of a room to the right is known by its import path, as targets are, and imported when it is asked for."""
+"""A job of a room to the right, or one that needs torch at once, is known by its import path, as targets are."""
 
 
 def find_job(name: str) -> Callable[[Job, Listen], Any]:

@@ -57,9 +57,29 @@ def method_sentences(record: RunRecord) -> list[str]:
             "Only finalists were compiled or recorded. The winner was judged against float64 and run once more in its "
             "final form, with a ragged tail.",
         ]
+    if record.kind == "profile":
+        return _profile_sentences(record)
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]
+
+
+def _profile_sentences(record: RunRecord) -> list[str]:
+    if "diff" in record.extra:
+        return ["Two profiles were compared; nothing was run. A difference of two single runs is no proof of a cause."]
+    found = []
+    if record.config.get("target"):
+        found.append(
+            "The step was timed without the profiler first, in the same process. A trace with shapes gave the times; a "
+            "second one, with stacks and memory, the source lines and the memory timeline."
+        )
+    found += [
+        "An instant of the device belongs to the kernel that reached it first; copies and exchanges count only where "
+        "no kernel hides them. On the host it belongs to the innermost operator.",
+        "A kernel belongs to the operator that launched it, a backward operator to the module of its forward one.",
+        "An estimate of a gain is arithmetic on this trace, not a measurement; the bench command beside it is one.",
+    ]
+    return found
 
 
 def _timing_sentences(record: RunRecord) -> list[str]:

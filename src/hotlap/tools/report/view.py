@@ -32,6 +32,7 @@ from hotlap.tools.report.method import (
     method_sentences,
     settings,
 )
+from hotlap.tools.report.profile import ProfileView, profile_view
 from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows, tone_of, withheld
 from hotlap.tools.report.svg import Scale
 from hotlap.tools.report.training import training_figures
@@ -117,6 +118,7 @@ class RunView:
     tune_folded: list[TuneRow] = field(default_factory=list)
     tune_facts: list[str] = field(default_factory=list)
     batch_curve: Figure | None = None
+    profile: ProfileView | None = None
     environment: list[tuple[str, str]]
     settings: list[Setting]
     method: list[str]
@@ -164,6 +166,7 @@ def run_view(record: RunRecord, place: int) -> RunView:
         tune_folded=tried[SHOWN_ROWS:],
         tune_facts=tune_facts(record),
         batch_curve=batch_figure(record),
+        profile=profile_view(record),
         environment=environment_rows(record),
         settings=settings(record),
         method=method_sentences(record),
