@@ -226,7 +226,7 @@ def test_bad_samples_of_all_processes_are_listed_once(tmp_path):
     torch.testing.assert_close(first[0], second[0], rtol=0, atol=0)
     assert first[2].num_bad_samples == len(bad)
     listed = (tmp_path / "bad_samples.txt").read_text()
-    assert all(listed.count(f"'row {index}'") == 1 for index in bad), listed
+    assert all(listed.count(f"\trow {index}\t") == 1 for index in bad), listed
 
 
 def test_a_process_that_hangs_is_given_up():

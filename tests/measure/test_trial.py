@@ -89,7 +89,7 @@ def test_a_fingerprint_knows_the_model_the_input_and_the_machine(folder):
     key = fingerprint({"target": "net.py:net", "inputs": ["4"], "options": {"width": 5}, "mode": "infer",
                        "device": "cpu"}, quiet)  # fmt: skip
     assert (key.target, key.mode, key.options, key.inputs) == ("net.py:net", "infer", {"width": 5}, ["4"])
-    assert key.signature == "4:float32" and key.device == "cpu" and key.cores >= 1
+    assert key.signature == "4:float32, 1:int64" and key.device == "cpu" and key.cores >= 1
     assert key.torch == torch.__version__ and key.device_name and key.memory_bytes > 2**28
     assert (key.driver, key.cuda, key.cudnn) == ("", "", ""), "a card's facts do not make a CPU's profile stale"
 

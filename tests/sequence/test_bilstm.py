@@ -263,6 +263,6 @@ def split(model, key, tokens, lengths, ranges):
     """Class scores with the batch in parts, as a training step runs them."""
     found = []
     for begin, end in ranges:
-        key.set_first_sample(begin)
+        key.set_part(begin, end - begin)
         found.append(model(tokens[begin:end], lengths[begin:end]))
     return torch.cat(found)

@@ -18,7 +18,7 @@ def mlp():
 """
 OUTCOME = {
     "status": "complete", "step": 1, "metrics": {}, "samples_per_s": 1.0, "num_splits": 0, "recovery_s": 0.0,
-    "num_bad_samples": 0, "warnings": [],
+    "num_bad_samples": 0, "warnings": [], "resumed_from": None, "workers": 0,
 }  # fmt: skip
 
 

@@ -335,8 +335,9 @@ class Trainer:
             weights = self.parts.weights(keep=self.leads)
             if self.leads:
                 assert self.journal is not None
-                for process in all_of_them:
-                    self.bad_samples.add("train", process["bad"].values())
+                added = [self.bad_samples.add("train", process["bad"].values()) for process in all_of_them]
+                if any(added):
+                    self.bad_samples.write()
                 self.journal.sync()
                 state = self._state([process["random"] for process in all_of_them], weights)
                 path = self.store.save(state, step=self.progress.step, score=score, higher_is_better=self._higher())

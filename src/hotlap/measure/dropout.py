@@ -27,8 +27,8 @@ class StepKey:
         self.seeds = self.seeds_of(0)
 
     def set_step(self, key: int) -> None:
-        self._step = key
-        self.seeds = self.seeds_of(self.num_samples)
+        """Before the first part of a step."""
+        self._step, self.num_samples = key, 0
 
     def set_part(self, first_sample: int, num_samples: int) -> None:
         """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""

@@ -54,7 +54,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         raise
     finally:
         emit(events.finish("train"))
-    return _end(record, folder, done.outcome, done.restarts, workers=done.outcome["workers"], told=told)
+    return _end(record, folder, done.outcome, done.restarts, workers=done.outcome.get("workers", 0), told=told)
 
 
 def _end(
