@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import hotlap
+from hotlap.engine.progress import Outcome
 from hotlap.engine.supervise import Supervised
 from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.records.codec import encode
 from hotlap.records.tuned import ProfileStore, TunedProfile
 from hotlap.tools.train import run as train_run
 
@@ -16,10 +18,7 @@ from torch import nn
 def mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 """
-OUTCOME = {
-    "status": "complete", "step": 1, "metrics": {}, "samples_per_s": 1.0, "num_splits": 0, "recovery_s": 0.0,
-    "num_bad_samples": 0, "warnings": [], "resumed_from": None, "workers": 0,
-}  # fmt: skip
+OUTCOME = encode(Outcome(status="complete", step=1, epoch=1, samples_per_s=1.0))
 
 
 @pytest.fixture
