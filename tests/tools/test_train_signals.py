@@ -12,25 +12,40 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
+
+import hotlap
 
 ENGINE = Path(__file__).parents[1] / "engine"
 TARGET = f"{ENGINE / 'troubled_workload.py'}:Troubled"
 STEPS = 21
 
 
+UNDISTURBED = """
+import sys
+from pathlib import Path
+
+import torch
+from tiny_workload import Tiny
+
+from hotlap.engine.config import TrainConfig
+from hotlap.engine.loop import Trainer
+
+config = TrainConfig(target="tiny", epochs=3, log_every=1, device="cpu", seed=4, ema=0.9, schedule="cosine")
+Trainer(Tiny(dropout=0.1), config, Path(sys.argv[1]), torch.device("cpu")).run()
+"""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Metrics and weights of the run that nothing happens to."""
-    sys.path.insert(0, str(ENGINE))
-    from tiny_workload import Tiny
+    """Metrics and weights of the run that nothing happens to.
 
-    from hotlap.engine.config import TrainConfig
-    from hotlap.engine.loop import Trainer
-
+    In a fresh process, as the others are: what other tests have left in this one, such as a number of threads, changes
+    the last digits.
+    """
     folder = tmp_path_factory.mktemp("undisturbed")
-    config = TrainConfig(target="tiny", epochs=3, log_every=1, device="cpu", seed=4, ema=0.9, schedule="cosine")
-    Trainer(Tiny(dropout=0.1), config, folder, torch.device("cpu")).run()
+    paths = [str(ENGINE), str(Path(hotlap.__file__).resolve().parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", UNDISTURBED, str(folder)], check=True, env=environment, timeout=200)
     return folder
 
 
@@ -44,7 +59,13 @@ class Command:
     def start(self, *arguments: str) -> Command:
         command = [sys.executable, "-m", "hotlap", "train", *arguments, "--json"]
         self.process = subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that runs the tests in the background has its children ignore Ctrl-C; a user's does not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         return self
 
