@@ -84,6 +84,18 @@ def _map(change: Callable[[Any], Any], batch: Batch, is_leaf: Callable[[Any], bo
     return tree_map(inside, batch, is_leaf=is_leaf)
 
 
+def leaves_of(batch: Batch) -> list[Any]:
+    """What a batch is made of, in order, tensors and all else."""
+    found: list[Any] = []
+    _map(found.append, batch)
+    return found
+
+
+def copy_of(batch: Batch) -> Batch:
+    """The batch with tensors of its own."""
+    return _map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
 def micro_ranges(total: int, micro: int) -> list[tuple[int, int]]:
     """``total`` samples in as few parts as ``micro`` allows; their sizes differ by one at most.
 

@@ -35,15 +35,25 @@ class Update:
         scaler: torch.amp.GradScaler | None,
         device: torch.device,
         say: Callable[[str], None],
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
+        """``let_go`` gives up what others hold and can make again, when memory has run out."""
         self.optimizer, self.scaler = optimizer, scaler
-        self._device, self._say = device, say
+        self._device, self._say, self._let_go = device, say, let_go
         self._young, self._watched = 0, 0
         self._roomy = False
+        self._aside_bytes = 0
 
     def be_careful(self) -> None:
         """The next few updates can be undone, whatever the allocator holds."""
         self._young = 0
+
+    def set_aside(self, num_bytes: int) -> None:
+        """So much of what the allocator calls free is not: recordings of passes keep it for themselves."""
+        if num_bytes != self._aside_bytes:
+            self.be_careful()
+            self._watched = 0
+        self._aside_bytes = num_bytes
 
     def __call__(self) -> None:
         """Raises StepLost, or OutOfMemory with parameters and optimizer state as they were."""
@@ -63,6 +73,7 @@ class Update:
             if not may_fail:
                 raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
             self.be_careful()
+            self._let_go()
             release_memory(self._device)
             if undo is not None:
                 insist(undo.back, self._device, "an optimizer step was being undone")
@@ -99,6 +110,7 @@ class Update:
         if self._watched % LOOK_EVERY == 0:
             free = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
             weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+            free -= self._aside_bytes
             self._roomy = free >= 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
         self._watched += 1
         return not self._roomy
