@@ -196,6 +196,9 @@ def test_recordings_given_up_give_their_memory_back():
     for batch in data * (EAGER_FIRST + 2):
         step(batch)
     assert step.num_replays == 2
+    for batch in data * 4:
+        step(batch)
+    assert step._update._roomy, "updates need not be copied, though the passes' memory is not theirs"
     step.optimizer.zero_grad(set_to_none=True)
     held = torch.cuda.memory_reserved(card())
     assert step.graphs.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -108,12 +109,22 @@ class Update:
         if self._device.type != "cuda" or self._young <= FIRST_STEPS:
             return True
         if self._watched % LOOK_EVERY == 0:
-            free = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-            weights = [p for group in self.optimizer.param_groups for p in group["params"]]
-            free -= self._aside_bytes
-            self._roomy = free >= 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
+            self._roomy = self._has_room()
         self._watched += 1
         return not self._roomy
+
+    def _has_room(self) -> bool:
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        need = 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
+        if self._aside_bytes and self._free_bytes() < need:
+            # Recordings keep the memory of their passes, which would be free here otherwise: some is fetched once.
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(need, dtype=torch.uint8, device=self._device)
+        return self._free_bytes() >= need
+
+    def _free_bytes(self) -> int:
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return held - self._aside_bytes
 
 
 def insist(action: Callable[[], None], device: torch.device, doing: str) -> None:
