@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hotlap.engine import graphs
 from hotlap.measure.graph import Recording
 
 
@@ -59,6 +61,18 @@ class FakeRecorder:
     def close(self) -> None:
         self.num_closed += 1
         self.aside_bytes = 0
+
+
+def use_fake_recorders(monkeypatch) -> SimpleNamespace:
+    """From now on steps get fake recorders for ``model``, which is to be set; ``all`` lists those they asked for."""
+    made = SimpleNamespace(model=None, all=[])
+
+    def make(device):
+        made.all.append(FakeRecorder(made.model))
+        return made.all[-1]
+
+    monkeypatch.setattr(graphs, "recorder_for", make)
+    return made
 
 
 def spoilt(tensors):

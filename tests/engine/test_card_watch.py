@@ -23,7 +23,7 @@ def test_the_driver_is_asked_once_a_second_at_most(monkeypatch, fake_nvml, clock
     watch = CardWatch(torch.device("cuda", 0))
     first = watch.read()
     assert first == {"utilisation": 1.0, "peak_bytes": 3 * 2**30}
-    assert in_words(first) == ["GPU 1%", "3.0 GiB"]
+    assert in_words(first) == ["GPU 1%", "3.00 GiB"]
     clock.seconds += 0.9
     assert watch.read()["utilisation"] == 1.0
     clock.seconds += 0.2

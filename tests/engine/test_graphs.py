@@ -5,33 +5,23 @@ import random
 import pytest
 import torch
 from fake_memory import FailingOperations
-from fake_recorder import FakeRecorder, spoilt
+from fake_recorder import spoilt, use_fake_recorders
 from tiny_training import EFFECTIVE, assert_same, batches, losses, masked_loss, model_of, sgd, weights
+from tiny_workload import Tiny
 from torch import nn
 
 from hotlap.base.errors import UsageError
-from hotlap.engine import graphs
+from hotlap.engine.config import TrainConfig
 from hotlap.engine.exact import ExactStep
 from hotlap.engine.graphs import EAGER_FIRST, MAX_DROPS, MAX_SHAPES
+from hotlap.engine.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("many_runs")
 
 
 @pytest.fixture
 def recorders(monkeypatch):
-    """Every recorder that a step asks for."""
-    made = []
-
-    def make(device):
-        made.append(FakeRecorder(made.model))
-        return made[-1]
-
-    class Made(list):
-        model = None
-
-    made = Made()
-    monkeypatch.setattr(graphs, "recorder_for", make)
-    return made
+    return use_fake_recorders(monkeypatch)
 
 
 def adam(model):
@@ -67,7 +57,7 @@ def test_a_recorded_training_is_the_eager_one(kind, recorders):
     (eager, recorded), step = both(kind, data, recorders)
     assert torch.equal(recorded[0], eager[0]) and len(set(eager[0].tolist())) == len(data)
     assert_same(recorded[1], eager[1])
-    assert step.num_replays == 4 and sum(r.num_recordings for r in recorders) == 1
+    assert step.num_replays == 4 and sum(r.num_recordings for r in recorders.all) == 1
 
 
 @pytest.mark.parametrize("kind", ["plain", "dropout"])
@@ -238,7 +228,7 @@ def test_a_recording_that_the_driver_refuses_is_not_the_end(recorders):
     step, said = step_of(model, recorders)
     for batch in data[:EAGER_FIRST]:
         step(batch)
-    recorders[-1].fails.append(RuntimeError("CUDA error: operation not permitted\nmore"))
+    recorders.all[-1].fails.append(RuntimeError("CUDA error: operation not permitted\nmore"))
     for batch in data[EAGER_FIRST:]:
         step(batch)
     assert said == [
@@ -257,7 +247,7 @@ def test_memory_that_runs_out_in_a_recording_splits_further_and_records_again(re
     step, said = step_of(model, recorders)
     for batch in data[:EAGER_FIRST]:
         step(batch)
-    recorders[-1].fails.append(torch.OutOfMemoryError("CUDA out of memory (pretended)"))
+    recorders.all[-1].fails.append(torch.OutOfMemoryError("CUDA out of memory (pretended)"))
     results = [step(batch) for batch in data[EAGER_FIRST:]]
     assert said == [f"out of memory with {EFFECTIVE} samples; the step is replayed in micro-batches of 6"]
     assert step.micro == 6 and step.num_replays > 0 and results[0].num_splits == 1
@@ -316,6 +306,12 @@ def test_a_model_on_the_cpu_is_refused():
     model = model_of()
     with pytest.raises(UsageError, match=r"graph = True with a model on cpu.*Leave --graph \(graph=True\) out"):
         ExactStep(model, adam(model), masked_loss, graph=True)
+
+
+def test_a_training_on_the_cpu_is_refused_before_it_begins(tmp_path):
+    config = TrainConfig(target="tiny", device="cpu", graph=True)
+    with pytest.raises(UsageError, match="graph = True with a model on cpu"):
+        Trainer(Tiny(), config, tmp_path, torch.device("cpu"))
 
 
 def test_memory_that_only_recordings_may_use_is_not_free(recorders):
