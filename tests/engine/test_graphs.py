@@ -12,9 +12,11 @@ from torch import nn
 
 from hotlap.base.errors import UsageError
 from hotlap.engine.config import TrainConfig
+from hotlap.engine.evaluate import evaluate
 from hotlap.engine.exact import ExactStep
 from hotlap.engine.graphs import EAGER_FIRST, MAX_DROPS, MAX_SHAPES
 from hotlap.engine.loop import Trainer
+from hotlap.engine.parts import build
 
 pytestmark = pytest.mark.usefixtures("many_runs")
 
@@ -312,6 +314,36 @@ def test_a_training_on_the_cpu_is_refused_before_it_begins(tmp_path):
     config = TrainConfig(target="tiny", device="cpu", graph=True)
     with pytest.raises(UsageError, match="graph = True with a model on cpu"):
         Trainer(Tiny(), config, tmp_path, torch.device("cpu"))
+
+
+def test_an_evaluation_that_does_not_fit_beside_recordings_is_done_without_them(recorders, monkeypatch):
+    workload, build_model = Tiny(norm=False), Tiny.build_model
+
+    def built(self):
+        recorders.model = build_model(self)
+        return recorders.model
+
+    monkeypatch.setattr(Tiny, "build_model", built)
+    cpu = torch.device("cpu")
+    parts = build(workload, TrainConfig(target="tiny", graph=True), cpu, team=None, say=lambda text: None)
+    batch = workload.make_batch(8, cpu, torch.Generator().manual_seed(0))
+    for _ in range(EAGER_FIRST + 1):
+        parts.step(batch)
+    want = evaluate(parts)
+    assert parts.step.graphs.num_shapes == 1
+    metrics, trouble = workload.metrics, [torch.OutOfMemoryError("CUDA out of memory (pretended)")]
+
+    def tight(*given):
+        if trouble:
+            raise trouble.pop()
+        return metrics(*given)
+
+    monkeypatch.setattr(workload, "metrics", tight)
+    assert evaluate(parts) == want and trouble == []
+    assert parts.step.graphs.num_shapes == 0
+    trouble.append(torch.OutOfMemoryError("CUDA out of memory (pretended)"))
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(parts)
 
 
 def test_memory_that_only_recordings_may_use_is_not_free(recorders):

@@ -109,7 +109,7 @@ class ExactStep:
         self._least, self._largest = 1, micro
         self._window, self._quiet = regrow_after, 0
         self._start = StepStart(model, self.device)
-        self._update = Update(optimizer, self.scaler, self.device, say, self._give_up_graphs)
+        self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
         self._unit: float | None = None  # what split steps divide by until the true count is known
         self.graphs = GraphedPasses(model, self.device, self.key, say=say) if graph else None
@@ -143,6 +143,10 @@ class ExactStep:
         if state["recomputing"] and not self.recomputing:
             self._switch_recompute_on()
         self._update.be_careful()
+
+    def release_graphs(self) -> bool:
+        """Gives the memory of recorded passes back, which are recorded again later; whether there were any."""
+        return self.graphs is not None and self.graphs.release()
 
     def __call__(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
         """Trains on one effective batch; ``first_sample`` is its first sample's place where processes share a batch.
@@ -247,7 +251,7 @@ class ExactStep:
             if self.key is not None:
                 self.key.set_part(first_sample + begin, end - begin)
             run = partial(self._pass, divisor=sums.divisor, share=total / (end - begin))
-            part = take(batch, begin, end)
+            part = take(batch, begin, end) if len(ranges) > 1 else batch
             passed = run(part) if self.graphs is None else self.graphs(part, run)
             sums.divisor, sums.mean = passed.divisor, passed.mean
             sums.add(passed.loss, passed.num)
@@ -316,14 +320,10 @@ class ExactStep:
             return None
         return torch.nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
 
-    def _give_up_graphs(self) -> None:
-        if self.graphs is not None:
-            self.graphs.release()
-
     def _recover(self) -> bool:
         """Everything as it was when the step began; whether recorded passes held memory, which they have given up."""
         self.optimizer.zero_grad(set_to_none=True)
-        held = self.graphs is not None and self.graphs.release()
+        held = self.release_graphs()
         release_memory(self.device)
         insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
         return held

@@ -30,17 +30,21 @@ def num_samples(batch: Batch) -> int:
 
 
 def _first_tensor(batch: Batch) -> Tensor | None:
+    if type(batch) in (dict, list, tuple):  # as nearly all are, and every step asks
+        inner = list(batch.values() if isinstance(batch, dict) else batch)
+        if inner and isinstance(inner[0], Tensor) and inner[0].ndim > 0 and all(isinstance(t, Tensor) for t in inner):
+            return inner[0]
     for leaf in tree_leaves(batch, is_leaf=_is_packed):
         if _is_packed(leaf):
             raise UsageError(
                 "a batch holds a PackedSequence, whose first dimension does not count samples",
                 expected="padded sequences with their lengths",
             )
-        inner = leaf if isinstance(leaf, Tensor) else None
+        found = leaf if isinstance(leaf, Tensor) else None
         if isinstance(leaf, Mapping):
-            inner = next((t for t in map(_first_tensor, leaf.values()) if t is not None), None)
-        if inner is not None and inner.ndim > 0:
-            return inner
+            found = next((t for t in map(_first_tensor, leaf.values()) if t is not None), None)
+        if found is not None and found.ndim > 0:
+            return found
     return None
 
 

@@ -36,7 +36,7 @@ class Update:
         scaler: torch.amp.GradScaler | None,
         device: torch.device,
         say: Callable[[str], None],
-        let_go: Callable[[], None] = lambda: None,
+        let_go: Callable[[], object] = lambda: None,
     ) -> None:
         """``let_go`` gives up what others hold and can make again, when memory has run out."""
         self.optimizer, self.scaler = optimizer, scaler
