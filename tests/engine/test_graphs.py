@@ -224,6 +224,24 @@ def test_sparse_gradients_are_refused_by_name(recorders):
     assert said == ["passes run one by one, not as CUDA graphs, because the gradient of 0.weight is sparse"]
 
 
+class FromHost(nn.Module):
+    """Brings its constants from the host in every pass; a device without memory stands in for a card."""
+
+    def forward(self, x):
+        torch.ones(3).to("meta", non_blocking=True)
+        return x
+
+
+def test_a_pass_that_copies_from_the_host_is_refused(recorders):
+    step, said = step_of(nn.Sequential(model_of(), FromHost()), recorders)
+    for batch in batches(EAGER_FIRST + 1):
+        step(batch)
+    assert step.num_replays == 0
+    assert said == [
+        "passes run one by one, not as CUDA graphs, because a pass copies a tensor of shape [3] from the host"
+    ]
+
+
 def test_a_recording_that_the_driver_refuses_is_not_the_end(recorders):
     data = batches(EAGER_FIRST + 3)
     model, calm = model_of("dropout"), model_of("dropout")

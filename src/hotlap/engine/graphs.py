@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotlap.base.errors import UsageError
 from hotlap.device.host_random import HostRandom
@@ -57,6 +58,25 @@ class _Shape:
     recording: Recording
     gradients: _Gradients
     """What it writes; empty where it adds to those in force."""
+
+
+class _HostCopies(TorchDispatchMode):
+    """Counts copies from the host to another device: a replay would read memory that is used for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[list[int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _COPIES and isinstance(out, Tensor):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            if isinstance(source, Tensor) and source.device.type == "cpu" != out.device.type:
+                self.shapes.append(list(source.shape))
+        return out
+
+
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 class CannotRecord(Exception):
@@ -181,7 +201,7 @@ class GraphedPasses:
     def _watched(self, part: Batch, run: Pass) -> Passed:
         """An eager pass, after which it is known whether it could be recorded."""
         chance = HostRandom()
-        with waits_seen(self._device) as waits:
+        with waits_seen(self._device) as waits, _HostCopies() as copies:
             passed = run(part)
         trained = {name: p for name, p in self._parameters.items() if p.grad is not None}
         self._touched = list(trained.values())
@@ -189,6 +209,8 @@ class GraphedPasses:
         away = [leaf for leaf in leaves_of(part) if isinstance(leaf, Tensor) and leaf.device != self._device]
         if waits:
             self.refuse(f"a pass waits for the card, at {waits[0]}")
+        elif copies.shapes:
+            self.refuse(f"a pass copies a tensor of shape {copies.shapes[0]} from the host")
         elif sparse:
             self.refuse(f"the gradient of {sparse[0]} is sparse")
         elif away:
