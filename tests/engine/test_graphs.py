@@ -214,6 +214,20 @@ def test_what_cannot_be_recorded_goes_on_eagerly_and_says_why(kind, recorders):
     assert_same(found[1][1], found[0][1])
 
 
+def test_a_compiled_model_is_recorded_as_compiled(recorders):
+    ran = []
+
+    def backend(graph, example):
+        return lambda *given: ran.append(1) or graph(*given)
+
+    model = model_of("dropout")
+    step, said = step_of(model, recorders, compiled=torch.compile(model, backend=backend, dynamic=False))
+    for batch in batches(EAGER_FIRST + 2):
+        step(batch)
+    assert (step.num_replays, said) == (2, [])
+    assert len(ran) == EAGER_FIRST + 1 + 2  # the passes, the recording and its replays, none of them uncompiled
+
+
 def test_sparse_gradients_are_refused_by_name(recorders):
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True)).double()
     step, said = step_of(

@@ -19,7 +19,7 @@ from hotlap.engine.graphs import GraphedPasses, Passed
 from hotlap.engine.split import micro_ranges, num_samples, take
 from hotlap.engine.sums import Sums, not_zero, power_of_two, scale_gradients
 from hotlap.engine.team import Team
-from hotlap.engine.trace import Place, Tracer, place_of
+from hotlap.engine.trace import Tracer, Trouble, place_of
 from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
 from hotlap.measure.dropout import key_dropout
@@ -112,7 +112,8 @@ class ExactStep:
         self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
         self._unit: float | None = None  # what split steps divide by until the true count is known
-        self.graphs = GraphedPasses(model, self.device, self.key, say=say) if graph else None
+        is_compiled = self._compiled is not model
+        self.graphs = GraphedPasses(model, self.device, self.key, is_compiled=is_compiled, say=say) if graph else None
         if self.graphs is not None and team is not None:
             self.graphs.refuse("several processes share gradients")
         if recompute == "on":
@@ -170,14 +171,14 @@ class ExactStep:
         grown_from = self._try_larger(total)
         self._start.forget()
         num_splits, failed_at = 0, 0.0
-        trouble = _Trouble("another process ran out of memory", None)
+        trouble = Trouble("another process ran out of memory", None)
         while True:
             done, began = None, time.perf_counter()
             try:
                 done = self._gradients(batch, total, first_sample, traced=num_splits > 0 and self._is_last(total))
             except Exception as error:
                 if is_out_of_memory(error):
-                    trouble = _Trouble(first_line(error), place_of(error, self.model))
+                    trouble = Trouble(first_line(error), place_of(error, self.model))
                 elif num_splits == 0 or not self._is_too_small(error):
                     raise
             # Outside the except block: there the traceback would keep every tensor of the failed step alive.
@@ -328,7 +329,7 @@ class ExactStep:
         insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
         return held
 
-    def _split_further(self, total: int, trouble: _Trouble, grown_from: int | None, num_splits: int) -> None:
+    def _split_further(self, total: int, trouble: Trouble, grown_from: int | None, num_splits: int) -> None:
         """A smaller split for the next attempt; raises when there is none."""
         size = max(self._size(total), self._least)
         if self.team is not None:
@@ -361,7 +362,7 @@ class ExactStep:
         recompute_blocks(self.model)
         self.recomputing = True
 
-    def _give_up(self, size: int, trouble: _Trouble) -> OutOfMemory:
+    def _give_up(self, size: int, trouble: Trouble) -> OutOfMemory:
         where = f" in {trouble.place}" if trouble.place else ""
         helps = ["a smaller input (image size, sequence length)"]
         if not self.recomputing and find_blocks(self.model):
@@ -394,14 +395,6 @@ class ExactStep:
 
 
 _AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """Why an attempt failed, in words: holding on to the exception would hold on to its tensors."""
-
-    what: str
-    place: Place | None
 
 
 def _samples(num: int) -> str:

@@ -101,9 +101,16 @@ class GraphedPasses:
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, key: StepKey | None, *, say: Callable[[str], None]
+        self,
+        model: nn.Module,
+        device: torch.device,
+        key: StepKey | None,
+        *,
+        is_compiled: bool = False,
+        say: Callable[[str], None],
     ) -> None:
         self._device, self._key, self._say = device, key, say
+        self._is_compiled = is_compiled
         self._modules, self._parameters = list(model.modules()), dict(model.named_parameters())
         self._recorder = recorder_for(device)
         self.why_not = ""
@@ -201,7 +208,9 @@ class GraphedPasses:
     def _watched(self, part: Batch, run: Pass) -> Passed:
         """An eager pass, after which it is known whether it could be recorded."""
         chance = HostRandom()
-        with waits_seen(self._device) as waits, _HostCopies() as copies:
+        copies = _HostCopies()
+        # To look at its copies, a compiled model would have to run uncompiled, which may not fit.
+        with waits_seen(self._device) as waits, contextlib.nullcontext() if self._is_compiled else copies:
             passed = run(part)
         trained = {name: p for name, p in self._parameters.items() if p.grad is not None}
         self._touched = list(trained.values())
