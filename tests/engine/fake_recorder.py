@@ -6,10 +6,12 @@ import copy
 from types import SimpleNamespace
 
 import torch
+from tiny_training import masked_loss
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hotlap.engine import graphs
+from hotlap.engine.exact import ExactStep
 from hotlap.measure.graph import Recording
 
 
@@ -73,6 +75,19 @@ def use_fake_recorders(monkeypatch) -> SimpleNamespace:
 
     monkeypatch.setattr(graphs, "recorder_for", make)
     return made
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def step_of(model, recorders, *, loss=masked_loss, optimizer=None, **options):
+    """A step that records, and what it says."""
+    recorders.model = model
+    said = []
+    step = ExactStep(model, optimizer or adam(model), loss, graph=True, say=said.append, **options)
+    torch.manual_seed(5)
+    return step, said
 
 
 def spoilt(tensors):

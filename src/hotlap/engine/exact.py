@@ -112,10 +112,12 @@ class ExactStep:
         self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
         self._unit: float | None = None  # what split steps divide by until the true count is known
-        is_compiled = self._compiled is not model
-        self.graphs = GraphedPasses(model, self.device, self.key, is_compiled=is_compiled, say=say) if graph else None
-        if self.graphs is not None and team is not None:
-            self.graphs.refuse("several processes share gradients")
+        self.graphs: GraphedPasses | None = None
+        if graph:
+            is_compiled = self._compiled is not model
+            self.graphs = GraphedPasses(model, optimizer, self.device, self.key, is_compiled=is_compiled, say=say)
+            if team is not None:
+                self.graphs.refuse("several processes share gradients")
         if recompute == "on":
             self._switch_recompute_on()
 
@@ -262,11 +264,10 @@ class ExactStep:
 
     def _begin_graphs(self, num_parts: int) -> float | None:
         """What parts of this step divide by, if it is fixed: a recording of one of several cannot follow it."""
-        if self.graphs is None or self.graphs.why_not:
-            return self._unit
-        self.graphs.begin(adds=num_parts > 1)
-        self._update.set_aside(self.graphs.aside_bytes)
-        return self._unit if num_parts > 1 else None
+        if self.graphs is not None:
+            self.graphs.begin(adds=num_parts > 1)
+            self._update.set_aside(self.graphs.aside_bytes)
+        return self._unit if num_parts > 1 or self.team is not None else None
 
     def _pass(self, part: Batch, *, divisor: Any, share: float) -> Passed:
         """Forward and backward pass over a part; ``share`` is how many of its size would make the whole batch."""

@@ -103,6 +103,7 @@ class GraphedPasses:
     def __init__(
         self,
         model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         device: torch.device,
         key: StepKey | None,
         *,
@@ -112,6 +113,9 @@ class GraphedPasses:
         self._device, self._key, self._say = device, key, say
         self._is_compiled = is_compiled
         self._modules, self._parameters = list(model.modules()), dict(model.named_parameters())
+        known = set(self._parameters.values())
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p not in known]  # such as a loss's
+        self._parameters |= {f"parameter {number} beside the model's": p for number, p in enumerate(trained)}
         self._recorder = recorder_for(device)
         self.why_not = ""
         """Why nothing is recorded any more; '' while recordings are made."""
