@@ -80,6 +80,8 @@ def space_of(config: TuneConfig, about: Description) -> Space:
         graphs=config.graphs,
         batch=config.batch,
         max_batch=config.max_batch,
+        batches=config.batches,
+        compile_modes=tuple(mode for mode in config.compile if mode != "none"),
     )
 
 
@@ -102,6 +104,7 @@ def preview(config: TuneConfig) -> list[str]:
     space = space_of(config, about)
     leader = space.firsts[-1]
     sizes = f"{space.batch}" if space.fixed else f"from {space.batch}, at most {space.max_batch}"
+    sizes = ", ".join(map(str, space.sizes)) or sizes
     return [
         f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
         f"objective  {Goal(config.objective, config.p95_ms).says()}",
