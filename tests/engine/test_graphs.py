@@ -11,7 +11,7 @@ from torch import nn
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.evaluate import evaluate
 from hotlap.engine.exact import ExactStep
-from hotlap.engine.graphs import EAGER_FIRST, MAX_DROPS, MAX_SHAPES
+from hotlap.engine.graphs import EAGER_FIRST, MAX_DROPS, MAX_MET, MAX_SHAPES
 from hotlap.engine.parts import build
 
 pytestmark = pytest.mark.usefixtures("many_runs")
@@ -150,7 +150,19 @@ def test_there_is_a_limit_to_shapes_and_it_is_said_once(recorders):
         for _ in range(EAGER_FIRST + 1):
             step(batches(1, size=size)[0])
     assert step.graphs.num_shapes == MAX_SHAPES == step.num_replays
-    assert said == [f"parts come in many shapes; beyond {MAX_SHAPES} of them, passes run one by one"]
+    assert said == [f"parts come in many shapes, of which the first {MAX_SHAPES} are recorded"]
+
+
+def test_batches_that_are_never_alike_are_not_counted_forever(recorders):
+    def loss(model, batch):
+        return masked_loss(model, batch["data"])
+
+    [data] = batches(1, size=2)
+    step, said = step_of(model_of(), recorders, loss=loss)
+    for number in range(MAX_MET + 2):
+        step({"data": data, "file": f"{number}.png"})
+    assert said == ["parts come in many shapes, of which none are recorded"]
+    assert len(step.graphs._met) == MAX_MET
 
 
 def test_words_in_a_batch_are_part_of_its_shape(recorders):
@@ -196,6 +208,16 @@ def test_memory_that_runs_out_in_a_recording_splits_further_and_records_again(re
         step(batch)
     last_bits = 64 * torch.finfo(torch.float64).eps
     assert_same(weights(model), weights(calm), rtol=last_bits, atol=last_bits)
+
+
+def test_recordings_that_never_fit_are_not_paid_for_with_ever_smaller_parts(recorders):
+    step, said = step_of(model_of(), recorders)
+    [batch] = batches(1, size=64)
+    for _ in range(30):
+        recorders.all[-1].fails = [torch.OutOfMemoryError("CUDA out of memory (pretended)")]
+        step(batch)
+    assert step.micro == 64 // 2**MAX_DROPS and step.num_replays == 0
+    assert said[-1].endswith("because recording one failed: CUDA out of memory (pretended)")
 
 
 def test_memory_that_runs_out_beside_recordings_costs_them_and_no_split(recorders):

@@ -31,7 +31,7 @@ MAX_SHAPES = 4
 MAX_MET = 64
 """Shapes that are told apart while they are counted."""
 MAX_DROPS = 3
-"""Times that recordings may be given up for memory and made again."""
+"""Times that memory may run out beside recordings, or while one is made, before no more are made."""
 
 
 class Passed(NamedTuple):
@@ -202,7 +202,8 @@ class GraphedPasses:
         """Whether the shape has been met often enough to be recorded, and everything is there for it."""
         if len(self._shapes) >= MAX_SHAPES or (shape not in self._met and len(self._met) >= MAX_MET):
             if not self._is_crowded:
-                self._say(f"parts come in many shapes; beyond {len(self._shapes)} of them, passes run one by one")
+                kept = f"the first {len(self._shapes)}" if self._shapes else "none"
+                self._say(f"parts come in many shapes, of which {kept} are recorded")
             self._is_crowded = True
             self._met.pop(shape, None)
             return False
@@ -252,7 +253,10 @@ class GraphedPasses:
                 recording = self._recorder.record(work)
             written = [(p, p.grad) for p in parameters if p.grad is not None]
         except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, CannotRecord):
+            if isinstance(error, CannotRecord):
+                raise
+            self._num_drops += is_out_of_memory(error)
+            if is_out_of_memory(error) and self._num_drops <= MAX_DROPS:
                 raise
             raise CannotRecord(f"recording one failed: {first_line(error)}") from error
         finally:
