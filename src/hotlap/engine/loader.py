@@ -130,7 +130,8 @@ class TrainLoader:
         Whatever waits for the garbage collector here must not be collected there: a worker that gives back a tensor of
         the card, with a context that did not survive the fork, aborts.
         """
-        if not self.settings.num_workers:
+        already_forked = getattr(self._loader, "_iterator", None) is not None
+        if not self.settings.num_workers or already_forked:
             return iter(self._open())
         gc.collect()
         gc.freeze()
