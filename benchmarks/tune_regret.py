@@ -1,7 +1,7 @@
 """What the tuner gives away: its choice against the best of a whole grid, and the measuring time of both, in one run.
 
     python -m benchmarks.tune_regret --out tune_regret.json [--only unet,bilstm,resnet50] [--for train]
-    python -m benchmarks.tune_regret --small      # bilstm, small, on one thread of a CPU, at each multiple of 8 to 192
+    python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 8 up to 192
 
 The grid is every arm of a stated list at every batch of a stated list, and the tuner searches the same space: on a card
 TF32, bf16 and fp16, by memory format where there are convolutions, by fused optimizer, by Hotlap's kernels where the
@@ -56,12 +56,12 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def grid_arms(about: Description, mode: str, *, on_cpu: bool, one_thread: bool, compiled: bool) -> list[str]:
+def grid_arms(about: Description, mode: str, *, on_cpu: bool, threads: bool, compiled: bool) -> list[str]:
     """The arms of the grid: everything combined with everything."""
     axes: list[list[dict[str, Any]]] = [[{"precision": p} for p in (CPU if on_cpu else CARD)]]
     axes += [[{}, {"channels_last": True}]] if about.has_convolutions else []
     axes += [[{}, {"fused": True}]] if mode == "train" else []
-    axes += [[{"threads": 1}] if one_thread else [{}, {"threads": 1}]] if on_cpu else []
+    axes += [[{}, {"threads": 1}]] if on_cpu and threads else []
     axes += [[{}, {"kernels": True}]] if about.has_kernels and not on_cpu else []
     axes += [[{}, *([] if on_cpu else [{"graph": True}]), *([{"compile": "default"}] if compiled else [])]]
     plain = ArmSpec(device="cpu" if on_cpu else "cuda")
@@ -120,7 +120,7 @@ def one_target(
         common = {**given, "batches": batches, "budget": budget, "store": False, "runs": Path(folder)}
         about = describe(TuneConfig(**common), nursery)
         on_cpu = small or not about.num_cuda
-        arms = grid_arms(about, given["mode"], on_cpu=on_cpu, one_thread=small, compiled=compiled)
+        arms = grid_arms(about, given["mode"], on_cpu=on_cpu, threads=not small, compiled=compiled)
         config = TuneConfig(**common, arms=tuple(arms), timeout_s=600.0)
         record = tune(config, lambda event: print(f"  {event.text}", flush=True) if event.kind == "advance" else None)
         found = record.extra["tune"]

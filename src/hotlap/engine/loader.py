@@ -128,8 +128,7 @@ class TrainLoader:
         """The DataLoader's iterator; workers that live on from epoch to epoch are forked for the first one only.
 
         Whatever waits for the garbage collector here must not be collected there: a worker that gives back a tensor of
-        the card, with a context that did not survive the fork, aborts. Workers that live on are not forked again, and
-        looking for garbage takes as long as several short steps.
+        the card, with a context that did not survive the fork, aborts.
         """
         if not self.settings.num_workers or getattr(self._loader, "_iterator", None) is not None:
             return iter(self._open())
