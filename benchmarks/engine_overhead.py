@@ -24,7 +24,7 @@ from typing import Any
 
 TARGETS = ("unet", "bilstm")
 SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
-PAIRS = 10
+PAIRS = 20
 CHUNK_SECONDS = 0.4
 ALLOWED = 0.02
 
