@@ -7,6 +7,7 @@
 #define STRIP_ROWS (4 * PIXELS)
 #define TILE_WARPS (2 * TILE / STRIP_ROWS)
 #define BLEND_THREADS (32 * TILE_WARPS)
+#define BLEND_BLOCKS (CHAN <= 4 ? 768 / BLEND_THREADS : 1)  // of a multiprocessor: 80 registers a thread, none spilled
 #define EAGER (CHAN <= 4)  // colours are loaded with the rest, one batch ahead; more of them would fill the registers
 #define SLOT_FLOATS (8 + (CHAN_ROOM + 3) / 4 * 4)
 

@@ -32,7 +32,7 @@ DEVICE void fold(float (&v)[SUMS], int lane) {
 UNROLL
     for (int mask = 16; mask > 0; mask >>= 1) {
         const int half = (num + 1) / 2;
-        const bool upper = lane & mask;
+        const bool upper = (lane & mask) != 0;
 UNROLL
         for (int i = 0; i < (SUMS + 1) / 2; i++) {
             if (i >= half) continue;
@@ -62,21 +62,20 @@ UNROLL
     }
 }
 
-KERNEL(BLEND_THREADS, 512 / BLEND_THREADS)
+KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_bwd_kernel(const Frame f) {
     SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const Strip s = make_strip(f);
     const int begin = f.ranges[s.tile];
-    const float x = s.x + 0.5f;
+    const float x = s.x + 0.5f, y = s.y + 0.5f;
     float light[PIXELS], behind[PIXELS], g[PIXELS][CHAN_ROOM];  // behind: G
     int last[PIXELS], end = 0;
 UNROLL
     for (int j = 0; j < PIXELS; j++) {
-        const int y = s.y + 4 * j;
-        const bool in = s.x < f.width && y < f.height;
-        const i64 pixel = ((i64)s.camera * f.height + y) * f.width + s.x;
+        const bool in = s.x < f.width && s.y + 4 * j < f.height;
+        const i64 pixel = ((i64)s.camera * f.height + s.y + 4 * j) * f.width + s.x;
         light[j] = in ? f.light[pixel] : 0.0f;
         last[j] = in ? f.lasts[pixel] : 0;
         behind[j] = in ? -f.v_alphas[pixel] : 0.0f;
@@ -95,7 +94,9 @@ UNROLL
     }
     if (end <= begin) return;
     const Share share = make_share(lane);
-    float* const sums = f.sums + (i64)s.camera * f.num_splats * SUMS + share.first;
+    float* sums = f.sums + (i64)s.camera * f.num_splats * SUMS + share.first;
+    int num_mine = share.end - share.first;  // sums that this lane adds
+    keep(sums), keep(num_mine);
 
     Entry next;
     if (end - 32 + lane >= begin) next = load_entry(f, s.camera, end - 32 + lane);
@@ -123,12 +124,12 @@ UNROLL
             }
 UNROLL
             for (int i = 0; i < SUMS; i++) v[i] = 0.0f;
-            const float dx = minus(centre.x, x);
+            const float dx = minus(centre.x, x), first_dy = minus(centre.y, y);
             bool touched = false;
 UNROLL
             for (int j = 0; j < PIXELS; j++) {
                 if (!(where >> j & 1)) continue;
-                const float dy = minus(centre.y, s.y + 4 * j + 0.5f), power = exponent(column, quad.z, dy);
+                const float dy = minus(first_dy, 4 * j), power = exponent(column, quad.z, dy);
                 if (!(power >= -LOG2_255) || place >= last[j]) continue;
                 touched = true;
                 const float alpha = exp2_fast(fminf(power, LOG2_MAX_ALPHA));
@@ -148,10 +149,10 @@ UNROLL
             if (!any_lane(touched)) continue;
             v[1] = v[0] * dx, v[3] = v[1] * dx, v[4] = v[2] * dx;
             fold(v, lane);
-            float* const to = sums + (i64)(where >> 4) * SUMS;
+            float* const to = sums + (u64)(where >> 4) * SUMS;
 UNROLL
             for (int i = 0; i < SUMS_LEFT; i++)
-                if (share.first + i < share.end) add(to + i, v[i]);
+                if (i < num_mine) add(to + i, v[i]);
         }
     }
 }

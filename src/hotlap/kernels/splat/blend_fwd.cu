@@ -1,13 +1,13 @@
 // The picture: each pixel takes the splats of its tile from the front until too little light is left.
 
-KERNEL(BLEND_THREADS, 512 / BLEND_THREADS)
+KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_fwd_kernel(const Frame f) {
     SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const Strip s = make_strip(f);
     const int begin = f.ranges[s.tile], end = f.ranges[s.tile + 1];
-    const float x = s.x + 0.5f;
+    const float x = s.x + 0.5f, y = s.y + 0.5f;
     float light[PIXELS], least[PIXELS], color[PIXELS][CHAN_ROOM];  // least: what alpha's exponent must be to count
     int last[PIXELS];
     u32 open = 0;  // blocks with a pixel that still takes light
@@ -37,6 +37,7 @@ UNROLL
             const float4 centre = slot[0], quad = slot[1];
             const u32 where = __float_as_uint(centre.w);
             const Column column = make_column(centre, quad, x);
+            const float dy = minus(centre.y, y);
             float chan[SLOT_FLOATS - 8];
 UNROLL
             for (int i = 0; i < (SLOT_FLOATS - 8) / 4; i++) {
@@ -46,7 +47,7 @@ UNROLL
 UNROLL
             for (int j = 0; j < PIXELS; j++) {
                 if (!(where >> j & 1)) continue;
-                const float power = exponent(column, quad.z, minus(centre.y, s.y + 4 * j + 0.5f));
+                const float power = exponent(column, quad.z, minus(dy, 4 * j));
                 if (!(power >= least[j])) continue;
                 const float alpha = exp2_fast(fminf(power, LOG2_MAX_ALPHA)), rest = mad(-alpha, light[j], light[j]);
                 if (rest > MIN_LIGHT) {
@@ -65,9 +66,8 @@ UNROLL
     }
 UNROLL
     for (int j = 0; j < PIXELS; j++) {
-        const int y = s.y + 4 * j;
-        if (s.x >= f.width || y >= f.height) continue;
-        const i64 pixel = ((i64)s.camera * f.height + y) * f.width + s.x;
+        if (s.x >= f.width || s.y + 4 * j >= f.height) continue;
+        const i64 pixel = ((i64)s.camera * f.height + s.y + 4 * j) * f.width + s.x;
         f.light[pixel] = light[j], f.lasts[pixel] = last[j], f.alphas[pixel] = 1.0f - light[j];
 UNROLL
         for (int i = 0; i < CHAN; i++) {

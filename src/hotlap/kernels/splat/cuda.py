@@ -36,8 +36,8 @@ THREADS = {
     "splat_project_bwd_kernel": 128,
 }
 """Of a block, as in the sources; blocks of the blending kernels are tiles and have as many as the variant says."""
-MAX_CHANNELS = 64
-"""A thread keeps all channels of a pixel, and in the backward pass their sums too, in its registers."""
+MAX_CHANNELS = 40
+"""A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
 MAX_SPLATS = 2**28
 """A splat's number and four flags share 32 bits."""
 STEP = 2**16

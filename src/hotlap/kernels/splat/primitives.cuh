@@ -1,5 +1,5 @@
 // What the splatting kernels need of the machine; no header of the toolkit, so that NVRTC needs no path to any.
-// Compiled in front of the others. mul, minus, mad and divide are
+// Compiled in front of the others. mul, minus and mad are
 // for arithmetic that two kernels must round alike: the compiler does not contract them.
 
 typedef unsigned int u32;
@@ -28,7 +28,9 @@ DEVICE u64 shuffle_xor(u64 value, int mask) { return __shfl_xor_sync(WHOLE_WARP,
 DEVICE int count_bits(u32 mask) { return __popc(mask); }
 DEVICE int first_bit(u32 mask) { return __ffs(mask) - 1; }
 
-DEVICE void add(float* at, float value) { atomicAdd(at, value); }
+DEVICE void add(float* at, float value) {
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "f"(value) : "memory");
+}
 DEVICE void add(int* at, int value) { atomicAdd(at, value); }
 DEVICE int fetch_add(int* at, int value) { return atomicAdd(at, value); }
 DEVICE void raise_to(int* at, int value) { atomicMax(at, value); }
@@ -36,7 +38,9 @@ DEVICE void raise_to(int* at, int value) { atomicMax(at, value); }
 DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float minus(float a, float b) { return __fsub_rn(a, b); }
 DEVICE float mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+// A number that stays in its register: without this it is computed again wherever it is used, to save the register.
+DEVICE void keep(int& x) { asm volatile("" : "+r"(x)); }
+DEVICE void keep(float*& x) { asm volatile("" : "+l"(x)); }
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -2,7 +2,7 @@
 
 #define PROJECT_THREADS 256
 
-KERNEL(PROJECT_THREADS, 2)
+KERNEL(PROJECT_THREADS, 4)
 splat_project_fwd_kernel(const Frame f) {
     const int n = block_index() * PROJECT_THREADS + thread_index(), camera = camera_index();
     const bool in = n < f.num_splats;

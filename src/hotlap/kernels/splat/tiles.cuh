@@ -21,7 +21,7 @@ struct Valleys {
     float x_by_y, y_by_x;
 };
 DEVICE Valleys make_valleys(const Ellipse& e) {
-    return {divide(mul(-0.5f, e.kxy), e.kxx), divide(mul(-0.5f, e.kxy), e.kyy)};
+    return {mul(mul(-0.5f, e.kxy), reciprocal_fast(e.kxx)), mul(mul(-0.5f, e.kxy), reciprocal_fast(e.kyy))};
 }
 
 // Whether some point of a rectangle is within reach: the lowest is the centre if inside, else on an edge that faces it.
