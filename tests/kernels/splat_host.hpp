@@ -1,78 +1,25 @@
-// The primitives of the splatting kernels on a CPU: every thread of a block is a fibre, and warps run in a random order.
+// The primitives of the splatting kernels on a CPU, over fibres.hpp.
 //
-// Compiled in front of the kernels in place of primitives.cuh. Shared memory starts as NaN. Lanes of a warp run one after
-// another up to where they must meet, so that a kernel that does not wait where it must gives wrong numbers.
-
-#include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <ucontext.h>
-
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct int2 { int x, y; };
-static float2 make_float2(float x, float y) { return {x, y}; }
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static int2 make_int2(int x, int y) { return {x, y}; }
-static u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
-static float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
-static int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
-static float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+// Compiled in front of the kernels in place of primitives.cuh. Shared memory starts as NaN, so that a kernel that does not
+// wait where it must gives wrong numbers.
 
 #define DEVICE static inline
 #define KERNEL(threads, blocks) static void
 #define SHARED(type, name, count) type* const name = (type*)shared_memory(#name, sizeof(type) * (count))
 #define UNROLL
 
-struct Barrier { int waiting = 0, generation = 0; };
 struct Warp { Barrier barrier; u64 deposit[2][32]; };
-struct Block { std::map<std::string, std::vector<unsigned char>> shared; Barrier barrier; std::vector<Warp> warps; int threads, gone = 0; };
-struct Fibre {
-    ucontext_t context;
-    jmp_buf here;
-    std::vector<char> stack;
-    int thread, turn = 0;
-    Barrier* waits_for = nullptr;
-    int until_after = 0;
-    bool started = false, done = false;
+struct Block {
+    std::map<std::string, std::vector<unsigned char>> shared;
+    Barrier barrier;
+    std::vector<Warp> warps;
+    int threads;
 };
 
 static Block* block;
-static Fibre* self;
-static jmp_buf scheduler;
 static int which_block, which_camera;
-static std::mt19937 dice(0);
 
-static void yield() {
-    if (!_setjmp(self->here)) _longjmp(scheduler, 1);
-}
-// Jumps are many times faster than setcontext, which asks the kernel for the signal mask; it is for the start only.
-static void resume() {
-    if (_setjmp(scheduler)) return;
-    if (self->started) _longjmp(self->here, 1);
-    self->started = true;
-    setcontext(&self->context);
-}
-static void meet(Barrier& barrier, int count) {
-    const int before = barrier.generation;
-    if (++barrier.waiting == count) barrier.waiting = 0, barrier.generation++;
-    self->waits_for = &barrier, self->until_after = before;
-    while (barrier.generation == before) yield();
-    self->waits_for = nullptr;
-}
-
+static void meet(Barrier& barrier, int count) { wait(barrier, arrive(barrier, count)); }
 static void* shared_memory(const char* name, size_t bytes) {
     auto& place = block->shared[name];
     if (place.empty()) place.assign(bytes, 0xff);
@@ -121,40 +68,11 @@ static void keep(float*&) {}
 static float exp2_fast(float x) { return exp2f(x); }
 static float reciprocal_fast(float x) { return 1.0f / x; }
 
-static void (*body)();
-static void enter() { body(); self->done = true; yield(); }
-
 static void run_block(int threads) {
     Block mine;
     block = &mine;
     mine.threads = threads, mine.warps.resize(threads / 32);
-    std::vector<std::unique_ptr<Fibre>> fibres;
-    for (int n = 0; n < threads; n++) {
-        auto f = std::make_unique<Fibre>();
-        f->thread = n, f->stack.resize((32 << 10) + n * 7 % 64 * 64);  // not all at the same place of a cache
-        getcontext(&f->context);
-        f->context.uc_stack.ss_sp = f->stack.data(), f->context.uc_stack.ss_size = f->stack.size();
-        makecontext(&f->context, enter, 0);
-        fibres.push_back(std::move(f));
-    }
-    const int warps = threads / 32;
-    for (bool running = true, moved = true; running;) {
-        if (!moved) fprintf(stderr, "threads wait for each other forever\n"), abort();
-        running = moved = false;
-        const int first = dice() % warps;
-        for (int n = 0; n < warps; n++) {
-            // A warp runs until it must wait for another one, or for a while.
-            bool moves = true;
-            for (int rounds = dice() % 64; moves && rounds >= 0; rounds--) {
-                moves = false;
-                for (int lane = 0; lane < 32; lane++) {
-                    self = fibres[(first + n) % warps * 32 + lane].get();
-                    running = running || !self->done;
-                    if (self->done || (self->waits_for && self->waits_for->generation == self->until_after)) continue;
-                    moves = moved = true;
-                    resume();
-                }
-            }
-        }
-    }
+    Fibres fibres;
+    for (int n = 0; n < threads; n++) add_fibre(fibres, 0, n);
+    run_all(fibres);
 }

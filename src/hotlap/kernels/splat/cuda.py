@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,20 +44,19 @@ STEP = 2**16
 """Room for pairs is a multiple of this, so that memory of one size serves many frames."""
 
 
-def why_not(splats: Splats, view: View) -> str:
-    """Why this implementation cannot draw such splats; '' if it can."""
-    means, channels = splats.means, 3 if view.sh_degree is not None else splats.colors.shape[-1]
-    if means.device.type != "cuda":
-        return f"the tensors are on {means.device.type}"
-    if means.dtype != torch.float32:
-        return f"{str(means.dtype).removeprefix('torch.')} is not float32"
-    if channels + view.depth > MAX_CHANNELS:
-        return f"{channels + view.depth} channels are above {MAX_CHANNELS}"
-    if len(means) >= MAX_SPLATS:
-        return f"{len(means)} splats are not below {MAX_SPLATS}"
+def why_not(device: torch.device, dtype: torch.dtype, channels: int = 3, num_splats: int = 0) -> str:
+    """Why this implementation cannot draw so many splats with so many channels, the depth included; '' if it can."""
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    if dtype != torch.float32:
+        return f"{str(dtype).removeprefix('torch.')} is not float32"
+    if channels > MAX_CHANNELS:
+        return f"{channels} channels are above {MAX_CHANNELS}"
+    if num_splats >= MAX_SPLATS:
+        return f"{num_splats} splats are not below {MAX_SPLATS}"
     if reason := why_no_compiler():
         return reason
-    major, minor = torch.cuda.get_device_capability(means.device)
+    major, minor = torch.cuda.get_device_capability(device)
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
@@ -190,10 +189,19 @@ def _needed(device: torch.device) -> Tensor:
 class _Told:
     """The count of pairs, which the host learns while the card goes on with the frame."""
 
+    free: ClassVar[dict[torch.device, list[_Told]]] = {}
+
     def __init__(self, device: torch.device) -> None:
-        self.card = device.type == "cuda"
-        self.value = torch.zeros(1, dtype=torch.int32, pin_memory=self.card)
-        self.event = torch.cuda.Event() if self.card else None
+        card = device.type == "cuda"
+        self.device = device
+        self.value = torch.zeros(1, dtype=torch.int32, pin_memory=card)
+        self.event = torch.cuda.Event() if card else None
+
+    @classmethod
+    def take(cls, device: torch.device) -> _Told:
+        """One that no other frame uses; pinned memory and events are slow to make."""
+        free = cls.free.setdefault(device, [])
+        return free.pop() if free else cls(device)
 
     def record(self) -> None:
         if self.event is not None:
@@ -202,7 +210,9 @@ class _Told:
     def wait(self) -> int:
         if self.event is not None:
             self.event.synchronize()
-        return int(self.value[0])
+        count = int(self.value[0])
+        self.free[self.device].append(self)
+        return count
 
 
 def overflowed(device: torch.device) -> bool:
@@ -210,6 +220,8 @@ def overflowed(device: torch.device) -> bool:
 
     The host waits for the card. Asking forgets it, and frames drawn or captured from then on have room enough.
     """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     needed = int(_needed(device)[1])
     if needed:
         _needed(device)[1] = 0
@@ -293,7 +305,7 @@ def _draw(
         "ids": whole(capacity), "ranges": whole(num_cameras * num_tiles + 1),
         "light": floats(shape), "lasts": whole(shape),
     }  # fmt: skip
-    told = None if _capturing(device) else _Told(device)
+    told = None if _capturing(device) else _Told.take(device)
     scratch = {
         "cursors": torch.zeros(num_cameras * num_tiles, dtype=torch.int32, device=device),
         "keys": torch.empty(capacity, dtype=torch.int64, device=device),
@@ -307,7 +319,13 @@ def _draw(
 
 
 def _draw_kernels(
-    variant: Variant, frame: bytes, num_splats: int, num_cameras: int, num_tiles: int, told: _Told | None, device: torch.device
+    variant: Variant,
+    frame: bytes,
+    num_splats: int,
+    num_cameras: int,
+    num_tiles: int,
+    told: _Told | None,
+    device: torch.device,
 ) -> None:
     def run(name: str, *grid: int) -> None:
         if all(grid):
