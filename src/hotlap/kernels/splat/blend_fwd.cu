@@ -30,7 +30,7 @@ UNROLL
         if (live == 0) continue;
         warp_barrier();  // the batch before this one is used up
         if (blocks) stage(f, s, slots + count_bits(live & ((1u << lane) - 1)) * SLOT_FLOATS, mine, blocks, at);
-        warp_barrier();
+        warp_barrier();  // what is staged is there for all
         const int num = count_bits(live);
         for (int n = 0; n < num; n++) {
             const float4* slot = reinterpret_cast<const float4*>(slots + n * SLOT_FLOATS);

@@ -44,8 +44,10 @@ STEP = 2**16
 """Room for pairs is a multiple of this, so that memory of one size serves many frames."""
 
 
-def why_not(device: torch.device, dtype: torch.dtype, channels: int = 3, num_splats: int = 0) -> str:
-    """Why this implementation cannot draw so many splats with so many channels, the depth included; '' if it can."""
+def why_not(splats: Splats, view: View) -> str:
+    """Why this implementation cannot draw such splats; '' if it can."""
+    device, dtype, num_splats = splats.means.device, splats.means.dtype, len(splats.means)
+    channels = (3 if view.sh_degree is not None else splats.colors.shape[-1]) + view.depth
     if device.type != "cuda":
         return f"the tensors are on {device.type}"
     if dtype != torch.float32:
