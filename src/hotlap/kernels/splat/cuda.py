@@ -1,7 +1,7 @@
 """Splatting on an NVIDIA card: seven kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
 Nothing on the host waits for a result inside a frame but one number, the count of pairs, which is known long before the
-picture is; README.md says how it is used. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
+picture is; cuda.md says how it is used. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
 """
 
 from __future__ import annotations
@@ -115,24 +115,22 @@ def read_source(way: str) -> str:
 
 
 @functools.cache
-def frame_fields() -> tuple[tuple[str, str], ...]:
-    """Names and kinds, as of ``struct``, of what every kernel is given, in the order of ``frame.cuh``."""
+def frame_layout() -> tuple[struct.Struct, dict[str, int]]:
+    """What every kernel is given, and the place of each field in it by name, in the order of ``frame.cuh``."""
     text = Path(__file__).with_name("frame.cuh").read_text(encoding="utf-8")
     found = re.findall(r"^    (?:const )?(float|int|u32|u64)(\*?) (\w+);", text, re.MULTILINE)
-    return tuple((name, "P" if star else kind[0]) for kind, star, name in found)
+    kinds = "".join("P" if star else kind[0] for kind, star, _ in found)
+    # As in C, it is as long as a multiple of its widest member.
+    return struct.Struct(kinds + "0P"), {name: place for place, (_, _, name) in enumerate(found)}
 
 
 def pack_frame(values: dict[str, Any]) -> bytes:
     """The frame as the kernels take it; what is not named is null or 0."""
-    fields = frame_fields()
-    assert values.keys() <= {name for name, _ in fields}, values.keys()
-    numbers = []
-    for name, kind in fields:
-        value = values.get(name)
-        number = value.data_ptr() if isinstance(value, Tensor) else value or 0
-        numbers.append(float(number) if kind == "f" else int(number))
-    layout = "".join(kind for _, kind in fields)
-    return struct.pack(layout + "0P", *numbers)  # as long as a multiple of its widest member, as in C
+    layout, places = frame_layout()
+    numbers = [0] * len(places)
+    for name, value in values.items():
+        numbers[places[name]] = value.data_ptr() if isinstance(value, Tensor) else value or 0
+    return layout.pack(*numbers)
 
 
 @functools.cache
