@@ -16,8 +16,8 @@ from hotlap.kernels.splat.reference import CHUNK, coverage, pixel_centers, proje
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Largest error over the largest number, for each output and gradient.
 
-The reference itself in float32 is up to 6e-6 from float64 on these cases. The tolerance leaves room for sums in another order and for a card's fast exponential, not for a wrong term: leaving one out
-changes a gradient by a percent and more.
+The reference itself in float32 is up to 6e-6 from float64 on these cases. The tolerance leaves room for sums in another
+order and for a card's fast exponential, not for a wrong term: leaving one out changes a gradient by a percent and more.
 """
 UNDECIDED = {torch.float32: 2e-4, torch.float64: 1e-8}
 """How near to a threshold, as a fraction of it, rounding may decide: see ``undecided``."""

@@ -62,7 +62,8 @@ def backward(
         again = forward(replace(splats, **leaves), view)
     wanted = {n: leaf for n, leaf in leaves.items() if leaf is not None and n in needs}
     if "means2d" in needs:
-        wanted["means2d"], probe = again.saved
+        centers, probe = again.saved
+        wanted |= {f"means2d {camera}": read for camera, read in enumerate(centers)}
         wanted |= {"means2d_abs": probe} if view.absgrad else {}
     outputs, grads = [again.colors, again.alphas], [v_colors, v_alphas]
     if v_means2d is not None:
@@ -74,7 +75,10 @@ def backward(
         found = torch.autograd.grad([o for o, _ in alive], inputs, [g for _, g in alive], allow_unused=True)
     by_id = {id(tensor): grad for tensor, grad in zip(inputs, found, strict=True)}
     zeros_or = {n: by_id.get(id(tensor)) for n, tensor in wanted.items()}
-    return {n: torch.zeros_like(wanted[n]) if grad is None else grad for n, grad in zeros_or.items()}
+    named = {n: torch.zeros_like(wanted[n]) if grad is None else grad for n, grad in zeros_or.items()}
+    if "means2d" in needs:
+        named["means2d"] = torch.stack([named.pop(f"means2d {camera}") for camera in range(len(centers))])
+    return named
 
 
 def _draw(splats: Splats, view: View, probe: Tensor) -> Drawn:
@@ -86,18 +90,18 @@ def _draw(splats: Splats, view: View, probe: Tensor) -> Drawn:
             seen = radii.amax(dim=1) > 0
             order = torch.where(seen, everything.depths, torch.inf).sort(stable=True).indices[: int(seen.sum())]
         cameras.append(_draw_camera(splats, view, camera, order, radii, probe[camera]))
-    stacked = [torch.stack(parts) for parts in zip(*cameras, strict=True)]
-    colors, alphas, means2d, on_screen, radii, depths, conics, tiles = stacked
+    *parts, centers = zip(*cameras, strict=True)
+    colors, alphas, means2d, radii, depths, conics, tiles = (torch.stack(part) for part in parts)
     return Drawn(
         colors=colors, alphas=alphas, means2d=means2d, radii=radii, depths=depths, conics=conics,
-        tiles_per_splat=tiles, saved=(on_screen, probe),
+        tiles_per_splat=tiles, saved=(centers, probe),
     )  # fmt: skip
 
 
 def _draw_camera(
     splats: Splats, view: View, camera: int, order: Tensor, radii: Tensor, probe: Tensor
 ) -> tuple[Tensor, ...]:
-    """One camera's tensors of ``Drawn``, and the centres that the blending alone has read."""
+    """One camera's tensors of ``Drawn``, and last the centres that the blending alone has read."""
     screen = project(splats, view, camera, order)
     means2d = screen.means2d.new_zeros(len(radii), 2).index_copy(0, order, screen.means2d)
     read = means2d.clone()
@@ -105,7 +109,7 @@ def _draw_camera(
     depths = screen.depths.detach().new_zeros(len(radii)).index_copy(0, order, screen.depths.detach())
     conics = screen.conics.detach().new_zeros(len(radii), 3).index_copy(0, order, screen.conics.detach())
     tiles = _tiles_of_box(means2d.detach(), radii, view)
-    return *blended, means2d, read, radii, depths, conics, tiles
+    return *blended, means2d, radii, depths, conics, tiles, read
 
 
 def _background(splats: Splats, view: View, camera: int) -> Tensor:  # [D]
