@@ -1,7 +1,7 @@
 """Splatting on the CPU: tiles in threads, compiled by Numba; the same bits for any number of threads.
 
-The kernels let go of Python's lock, and plain threads share the work out. Numba's own threads are not used: some kinds of
-them end the process when two threads of a program call them at once.
+The kernels let go of Python's lock, and plain threads share the work out. Numba's own threads are not used: some kinds
+of them end the process when two threads of a program call them at once.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def quaternion_backward(n, a, length, w, x, y, z, quats):
 
 @compiled
 def splat_project_bwd_kernel(first, last, given, options, v_screen, radii, chunk, grads):
-    """Adds the gradients of the splats from ``first`` to ``last``, which are one chunk, and of the cameras to its rows."""
+    """Adds the gradients of the splats from ``first`` to ``last``, one chunk, and to its rows those of the cameras."""
     num, channels = len(given.means), v_screen.shape[1] - 6
     rotation, scales, basis, slopes = np.empty((3, 3)), np.empty(3), np.empty(16), np.empty((16, 3))
     to_screen, axes, v_to_screen, v_axes = np.empty((2, 3)), np.empty((2, 3)), np.empty((2, 3)), np.empty((2, 3))

@@ -1,8 +1,8 @@
 """Tiles of pixels from lists of splats and gradients back again, compiled by Numba; arithmetic is float64.
 
 A tile's pixels are few enough to stay in the first cache, so the loop is over the splats outside and over the pixels
-that a splat reaches inside. Each tile writes its own pixels and each pair of a tile and a splat its own gradients. Those
-are summed splat by splat afterwards, so nothing depends on how many threads there are.
+that a splat reaches inside. Each tile writes its own pixels and each pair of a tile and a splat its own gradients;
+these are summed splat by splat afterwards, so nothing depends on how many threads there are.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def tiles_of(row, options, first_tile, tiles):
 
 @compiled
 def splat_project_fwd_kernel(first, last, given, options, screen, shades, radii, num_tiles):
-    """Writes what is known of the splats from ``first`` to ``last`` on each screen; zeros of those that are not drawn."""
+    """Writes what is known of the splats from ``first`` to ``last`` on each screen; zeros of those not drawn."""
     num, nothing = len(given.means), np.empty(0, np.int32)
     rotation, scales, basis = np.empty((3, 3)), np.empty(3), np.empty(16)
     to_screen, axes = np.empty((2, 3)), np.empty((2, 3))
