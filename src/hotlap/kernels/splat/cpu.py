@@ -50,12 +50,13 @@ class Saved:
     """[C, H, W] one more than the place of the last pair that counted."""
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str:
-    """Why this implementation cannot run on such tensors; '' if it can."""
-    if device.type != "cpu":
-        return f"the tensors are on {device.type}"
-    if dtype not in DTYPES:
-        return f"{str(dtype).removeprefix('torch.')} is neither float32 nor float64"
+def why_not(splats: Splats, view: View) -> str:
+    """Why this implementation cannot draw such splats; '' if it can."""
+    means = splats.means
+    if means.device.type != "cpu":
+        return f"the tensors are on {means.device.type}"
+    if means.dtype not in DTYPES:
+        return f"{str(means.dtype).removeprefix('torch.')} is neither float32 nor float64"
     return "" if find_spec("numba") is not None else "numba is not installed: pip install 'hotlap[splat]'"
 
 
