@@ -23,6 +23,15 @@ KERNELS = [impl for impl in IMPLS if impl != "reference"]
 NAMES = [field.name for field in fields(Splats)]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Torch's threads wait for each other longer than pictures as small as these take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @cache
 def truth(case: SplatCase, device: torch.device):
     """What the reference draws in float64 and its gradients, and the pixels that rounding does not decide."""
@@ -179,7 +188,8 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
     nothing = torch.zeros_like(screen.means2d)
     alphas = coverage(centers, screen.means2d, screen.conics, screen.opacities, nothing)[1]
     tile = (centers[:, 1] // TILE * 10 + centers[:, 0] // TILE).long()
-    covered = torch.zeros(70, 150).index_reduce_(0, tile, (alphas > MIN_ALPHA * 1.001).float(), "amax").sum(0)
+    hits = torch.zeros(70, 150).index_add_(0, tile, (alphas > MIN_ALPHA * 1.001).float())
+    covered = (hits > 0).sum(0)
     covered *= box.radii[0].amax(1) > 0
     boxes = box.tiles_per_splat[0]
     assert (covered <= got).all() and (got <= boxes).all()
@@ -188,12 +198,11 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
 
 def test_the_cpu_gives_the_same_bits_for_any_number_of_threads():
     case = SplatCase(splats=3000, width=120, height=90, size=0.05, background=True, options=EVERYTHING)
-    found, before = [], torch.get_num_threads()
+    found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         run = run_probed(partial(splat, impl="cpu"), case, torch.ones(1, 90, 120, dtype=torch.bool))
         found.append(outputs_and_grads(run, with_probes(case, case.make(CPU))))
-    torch.set_num_threads(before)
     for other in found[1:]:
         assert [name for name in found[0] if not torch.equal(found[0][name], other[name])] == []
 
