@@ -369,7 +369,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
 def test_templates_are_in_the_package():
     folder = resources.files("hotlap.tools.report") / "templates"
     names = {entry.name for entry in folder.iterdir()}
-    assert names == {"page.html.j2", "parts.html.j2", "run.html.j2", "profile.html.j2", "style.css", "page.js"}
+    assert names == {"page.html.j2", "blocks.html.j2", "style.css", "page.js"}
 
 
 def test_arm_that_failed_alone():

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 
-import jinja2
-from markupsafe import Markup
-
-import hotlap
 from hotlap.base.errors import UsageError
 from hotlap.base.events import Emit, Event, advance, finish, ignore, start
-from hotlap.records.run import RunRecord, load_record, now, resolve_run, write_atomic
-from hotlap.tools.report.training import comparison_figures
-from hotlap.tools.report.view import page_title, run_view
+from hotlap.records.run import RunRecord, load_record, resolve_run, write_atomic
+from hotlap.tools.report.compose import compose
+from hotlap.tools.report.page import draw_page
 
 __all__ = ["ReportConfig", "render", "report"]
 
@@ -54,32 +48,4 @@ def report(config: ReportConfig, emit: Emit = ignore) -> Path:
 
 def render(records: list[RunRecord], title: str = "") -> str:
     """The page's HTML, with style, script and drawings inside it."""
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            title=page_title(records, title),
-            runs=[run_view(record, place) for place, record in enumerate(records)],
-            together=comparison_figures(records),
-            style=Markup(_template("style.css")),  # our own files, not a record's words
-            script=Markup(_template("page.js")),
-            version=hotlap.__version__,
-            written=now().replace("T", " "),
-        )
-    )
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    """Our templates, compiled once; autoescape is on, so a record's words stay words."""
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _template(name: str) -> str:
-    return (resources.files(__name__) / "templates" / name).read_text(encoding="utf-8")
+    return draw_page(compose(records, title))

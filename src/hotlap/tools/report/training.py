@@ -145,11 +145,14 @@ def _eval_names(log: Log) -> list[str]:
 
 def _short(record: RunRecord) -> str:
     """What tells one training of a page from another: target, device, precision."""
-    config = record.config
-    device = config.get("device", "")
-    if device == "auto":
-        device = "cuda" if record.environment.gpus else "cpu"
-    return " ".join(str(part) for part in (record.name, device, config.get("precision", "")) if part)
+    parts = (record.name, device_of(record), record.config.get("precision", ""))
+    return " ".join(str(part) for part in parts if part)
+
+
+def device_of(record: RunRecord) -> str:
+    """Where a training ran, in a word."""
+    device = str(record.config.get("device", ""))
+    return ("cuda" if record.environment.gpus else "cpu") if device in ("", "auto") else device
 
 
 def _overlay(
