@@ -5,6 +5,7 @@ What is said, and in which order, is decided where the tree is made; a writer on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -241,3 +242,20 @@ def figures_of(blocks: tuple[Block, ...]) -> Iterator[Figure]:
             yield block.figure
         elif isinstance(block, Fold):
             yield from figures_of(block.blocks)
+
+
+def named_figures(document: Document) -> dict[int, tuple[str, Figure]]:
+    """A file name, without its ending, and the figure, by the figure's identity; names follow the order."""
+    places = [("front", section) for section in document.front]
+    places += [(part.anchor, section) for part in document.parts for section in part.sections]
+    found: dict[int, tuple[str, Figure]] = {}
+    taken: set[str] = set()
+    for where, section in places:
+        for figure in figures_of(section.blocks):
+            words = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-") or "figure"
+            name = f"{where}-{words}"
+            while name in taken:
+                name += "-more"
+            taken.add(name)
+            found[id(figure)] = name, figure
+    return found

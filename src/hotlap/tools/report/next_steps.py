@@ -32,6 +32,9 @@ def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
     for record in records:
         if record.status == "complete":
             continue
+        if record.status == "running":
+            yield Answer(text=f"Wait for {record.kind} {record.name}, which is still running.", tone="warn")
+            continue
         if record.kind == "train" and record.status == "interrupted":
             text, command = f"Let the training {record.name} go on.", f"hotlap train {_target(record)} --resume"
         else:
@@ -67,8 +70,8 @@ def _open_questions(records: Sequence[RunRecord]) -> Iterator[Answer]:
 
 
 def _without_quick(record: RunRecord) -> str:
-    words = command_line(record).split(" ")
-    return " ".join(word for word in words if word != "--quick") if len(words) > 1 else f"hotlap bench {_target(record)}"
+    words = [word for word in command_line(record).split(" ") if word != "--quick"]
+    return " ".join(words) if len(words) > 1 else f"hotlap bench {_target(record)}"
 
 
 def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:

@@ -53,9 +53,7 @@ def _cells(row: SpeedRow, *, whole: bool) -> list[Cell]:
         Cell(text=row.rate, number=True),
         Cell(text=row.speedup, strong=True, number=not words, tone="bad" if words else "", more=_some(*beside)),
         Cell(text=row.verdict, tone=row.tone, more=_some(row.reason) if whole else ()),
-        Cell(
-            text=row.error, number=True, tone="bad" if row.error_tone == "bad" else "", more=_some(row.allowed)
-        ),
+        Cell(text=row.error, number=True, tone="bad" if row.error_tone == "bad" else "", more=_some(row.allowed)),
         Cell(text=row.memory, number=True, more=_some(row.memory_kind)),
     ]
 

@@ -89,7 +89,7 @@ def what_was_slow(seen: Sequence[Witness]) -> Iterator[Answer]:
         for arm in w.record.arms if w.record.kind == "bench" else []:
             summary = arm.summary("wall")
             if arm.role == "baseline" and summary:
-                yield w.says(f"The baseline, {arm.name}, takes {format_ms(summary.median)} a step; no profile says why.")
+                yield w.says(f"The baseline, {arm.name}: {format_ms(summary.median)} a step; no profile says why.")
 
 
 def _parts_of_the_step(w: Witness) -> Iterator[Answer]:
@@ -100,8 +100,8 @@ def _parts_of_the_step(w: Witness) -> Iterator[Answer]:
     if analysis["on_device"] and analysis["step_ms"]:
         idle = 1 - analysis["busy_ms"] / analysis["step_ms"]
         if idle >= BIG_CHANGE:
-            why = [part["name"] for part in analysis["idle"][:1]]
-            yield w.says(f"The device had nothing to do {format_percent(idle)} of it, mostly {format_list(why)}.", "warn")
+            why = "".join(f", mostly {part['name']}" for part in analysis["idle"][:1])
+            yield w.says(f"The device had nothing to do {format_percent(idle)} of it{why}.", "warn")
     longest = (analysis["kernels"] or analysis["ops"])[:1]
     for row in longest:
         yield w.says(f"The longest single operation was {_short(row['name'])}, {format_percent(row['share'])}.")
@@ -177,7 +177,8 @@ def what_it_gained(seen: Sequence[Witness]) -> Iterator[Answer]:
     if not any(w.record.kind in ("bench", "compare") for w in seen):
         for w in seen:
             if w.record.kind == "tune" and (w.record.extra.get("tune") or {}).get("winner"):
-                yield w.says("The search timed its trials one after another, so no speed-up is claimed from it.", "warn")
+                told = "The search timed its trials one after another, so no speed-up is claimed from it."
+                yield w.says(told, "warn")
 
 
 def _gain(w: Witness) -> Iterator[Answer]:
