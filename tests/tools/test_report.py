@@ -93,7 +93,7 @@ def test_several_records_have_an_index_and_one_table():
     records = [fake_records.gpu_bench(), fake_records.red_bench(), fake_records.doctor()]
     page = Page(render(records))
     assert page.faults == []
-    assert set(page.targets) == {"#run-1", "#run-2", "#run-3"}
+    assert {"#run-1", "#run-2", "#run-3"} <= set(page.targets)
     assert "3 runs side by side" in page.text
     assert "Every arm of every run" in page.text
     assert page.tags.count("article") == 3

@@ -43,7 +43,8 @@ def _with_next_steps(part: Part, record: RunRecord) -> Part:
     """A record alone tells its story by itself, but for what to do next."""
     if record.kind in TELL_THEMSELVES:
         return part
-    steps = Section(title="What next?", blocks=(Question(text="", answers=tuple(next_steps([record]))),), style="story")
+    question = Question(text="", answers=tuple(next_steps([record])))
+    steps = Section(title="What next?", blocks=(question,), anchor=f"{part.anchor}-next", style="story")
     place = 1 if part.sections and part.sections[0].title in TRUST_TITLES else 0
     return dataclasses.replace(part, sections=(*part.sections[:place], steps, *part.sections[place:]))
 

@@ -135,7 +135,8 @@ class MarkdownWriter:
         for answer in it.answers:
             source = f" ([{escape(answer.source)}](#{answer.link}))" if answer.link else ""
             command = f"  \n  {code(answer.command)}" if answer.command else ""
-            lines.append(f"- {MARKS.get(answer.tone, '·')} {escape(answer.text)}{source}{command}\n")
+            mark = f"{MARKS[answer.tone]} " if answer.tone in MARKS else ""
+            lines.append(f"- {mark}{escape(answer.text)}{source}{command}\n")
         return heading + "".join(lines) + "\n"
 
     def table(self, it: Table) -> str:

@@ -93,10 +93,11 @@ def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
     target = next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET")
+    mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
     if "tune" in kinds and "bench" not in kinds:
         yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")
     if kinds & {"bench", "train"} and not kinds & {"profile", "tune", "lap"}:
         yield Answer(text="See where the time goes.", command=f"hotlap profile {target}")
-        yield Answer(text="Search for a faster configuration.", command=f"hotlap tune {target} --for train")
+        yield Answer(text="Search for a faster configuration.", command=f"hotlap tune {target} --for {mode}")
     if "profile" in kinds and not kinds & {"tune", "lap"}:
         yield Answer(text="Let a search try these and their combinations.", command=f"hotlap tune {target}")

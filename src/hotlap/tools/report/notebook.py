@@ -24,7 +24,8 @@ from hotlap.base.stats import ratio_interval
 from hotlap.tools.report import open_report
 
 # Paths from this notebook's folder; change them when it or the records move.
-page = open_report({paths}, title={title!r})"""
+records = {paths}
+page = open_report(records, title={title!r})"""
 SAMPLES = """\
 record = page.records[{place}]
 before, after = (record.samples(arm, "wall") for arm in ({baseline!r}, {arm!r}))
@@ -57,7 +58,8 @@ def draw_notebook(document: Document, records: Sequence[RunRecord], out: Path) -
 def _first(document: Document, records: Sequence[RunRecord], out: Path) -> str:
     folder = out.resolve().parent
     paths = [Path(os.path.relpath(Path(record.path).resolve(), folder)).as_posix() for record in records]
-    return FIRST.format(paths=json.dumps(paths, ensure_ascii=False), title=document.title)
+    listed = "".join(f"    {json.dumps(path, ensure_ascii=False)},\n" for path in paths)
+    return FIRST.format(paths=f"[\n{listed}]", title=document.title)
 
 
 def _words(text: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class ShownTable:
     table: Table
 
     def _repr_markdown_(self) -> str:
-        return MarkdownWriter({}).table(self.table)
+        return MarkdownWriter({}).table(self.table).rstrip()
 
     def __repr__(self) -> str:
         return self._repr_markdown_()

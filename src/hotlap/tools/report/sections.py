@@ -6,6 +6,7 @@ A kind of record that needs a section of its own adds a function to ``SECTIONS``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.doctor import FindingGroup, finding_groups
@@ -62,8 +63,10 @@ from hotlap.tools.report.view import (
 def part_of(record: RunRecord, place: int) -> Part:
     """Everything the report says about one record."""
     badge, tone = badge_of(record)
+    anchor = f"run-{place + 1}"
+    found = [section for make in SECTIONS for section in make(record)]
     return Part(
-        anchor=f"run-{place + 1}",
+        anchor=anchor,
         number=place + 1,
         name=f"{record.name} {record.config.get('mode', '')}".strip(),
         kind=record.kind,
@@ -73,7 +76,7 @@ def part_of(record: RunRecord, place: int) -> Part:
         subject=tuple(subject_of(record)),
         alert=alert_of(record),
         lines=tuple(record.verdict.lines) if record.verdict else (),
-        sections=tuple(section for make in SECTIONS for section in make(record)),
+        sections=tuple(replace(s, anchor=f"{anchor}-{number}") for number, s in enumerate(found, 1)),
     )
 
 

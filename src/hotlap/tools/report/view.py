@@ -93,6 +93,8 @@ def headline_of(record: RunRecord) -> str:
         return f"{record.name}: the training {record.status}; its notes say why."
     if record.status != "complete":
         processes = len({m.process for m in record.measurements if m.quantity == "wall"})
+        if record.kind != "bench":
+            return f"{record.name}: {record.status}; no verdict."
         left = format_count(processes, "process", "processes")
         return f"{record.name}: {record.status} with samples of {left}; no verdict."
     shown = [c for c in headline_comparisons(record) if not withheld(record, c.arm, c.baseline)]
