@@ -151,6 +151,14 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Code:
+    """Lines of a program to copy."""
+
+    text: str
+    language: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drawing:
     """A figure."""
 
@@ -192,7 +200,7 @@ class Question:
     answers: tuple[Answer, ...]
 
 
-Block = Heading | Words | Items | Facts | Pairs | Finding | Command | Drawing | Fold | Table | Question
+Block = Heading | Words | Items | Facts | Pairs | Finding | Command | Code | Drawing | Fold | Table | Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from hotlap.tools.report.document import (
     Block,
     Cell,
+    Code,
     Command,
     Document,
     Drawing,
@@ -115,8 +116,8 @@ class _Writer:
         self.files = files
         self.ways: dict[type, Callable[[Any], str]] = {
             Heading: self.heading, Words: self.words, Items: self.items, Facts: self.facts, Pairs: self.pairs,
-            Finding: self.finding, Command: self.command, Drawing: self.drawing, Fold: self.fold, Table: self.table,
-            Question: self.question,
+            Finding: self.finding, Command: self.command, Code: self.code, Drawing: self.drawing,
+            Fold: self.fold, Table: self.table, Question: self.question,
         }  # fmt: skip
 
     def block(self, block: Block) -> str:
@@ -172,6 +173,12 @@ class _Writer:
 
     def command(self, it: Command) -> str:
         return f"\\begin{{quote}}{_mono(it.text)}\\end{{quote}}\n"
+
+    def code(self, it: Code) -> str:
+        """Line by line: ``verbatim`` would end at a record's own words."""
+        lines = (escape(line).replace(" ", "~") for line in it.text.splitlines())
+        body = "".join(f"{line or '~'}\\par\n" for line in lines)
+        return f"{{\\ttfamily\\footnotesize\\parskip=0pt\\raggedright\n{body}}}\n"
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure
