@@ -5,6 +5,7 @@ Each sentence is borne out by one record, which it names. A question that no rec
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from hotlap.records.measurement import Comparison
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer, Question
 from hotlap.tools.report.next_steps import next_steps
+from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
 from hotlap.tools.report.training import device_of, training_log
 from hotlap.tools.report.trust import trust_facts
@@ -47,8 +49,7 @@ class Witness:
     @property
     def analysis(self) -> dict[str, Any]:
         """What a profile found; empty for any other record."""
-        found = self.record.extra.get("profile")
-        return (found.get("analysis") or {}) if self.record.kind == "profile" and isinstance(found, dict) else {}
+        return analysis_of(self.record)
 
     @property
     def step_ms(self) -> float | None:
@@ -60,7 +61,7 @@ class Witness:
 def tell(records: Sequence[RunRecord]) -> list[Question]:
     """The five questions with what the records answer."""
     seen = [Witness(record=record, place=place) for place, record in enumerate(records)]
-    target = next((str(t) for record in records if (t := record.config.get("target"))), "TARGET")
+    target = shlex.quote(next((str(t) for record in records if (t := record.config.get("target"))), "TARGET"))
     asked: list[tuple[str, Callable[[Sequence[Witness]], Iterator[Answer]], str]] = [
         ("What was slow?", what_was_slow, f"hotlap profile {target}"),
         ("What changed?", what_changed, f"hotlap tune {target}"),
@@ -137,33 +138,24 @@ def _chosen(w: Witness) -> Answer:
     text = f"The search chose {winner['arm']} at batch {winner['batch']} in {format_count(len(rows), 'trial')}"
     first = rows[0] if rows else {}
     begun = (first.get("arm"), first.get("batch"))
-    if first and begun != (winner["arm"], winner["batch"]):
-        text += f"; it began with {begun[0]} at batch {begun[1]}"
-    return w.says(text + ".", "good")
+    if begun == (winner["arm"], winner["batch"]):
+        return w.says(f"{text}: what it began with.", "muted")
+    return w.says(f"{text}; it began with {begun[0]} at batch {begun[1]}." if first else f"{text}.", "good")
 
 
 def _profile_changes(seen: Sequence[Witness]) -> Iterator[Answer]:
     """The categories that gained or lost most between the first and the last profile of one target."""
-    profiles = [w for w in seen if w.analysis]
     for w in seen:
         if w.record.kind == "profile" and "diff" in w.record.extra and w.record.verdict is not None:
             yield w.says(w.record.verdict.headline)
-    if len(profiles) < 2:
+    pair = profile_pair([w.record for w in seen])
+    if pair is None:
         return
-    first, last = profiles[0], profiles[-1]
-    keys = ("target", "mode", "batch")
-    if [first.record.config.get(k) for k in keys] != [last.record.config.get(k) for k in keys]:
-        return
-    before, after = ({p["name"]: p["ms"] for p in w.analysis["categories"]} for w in (first, last))
-    step = first.analysis["step_ms"]
-    moved = [(after.get(name, 0.0) - before.get(name, 0.0), name) for name in {**before, **after}]
-    big = [pair for pair in sorted(moved, key=lambda pair: -abs(pair[0])) if abs(pair[0]) >= BIG_CHANGE * step]
-    told = [
-        f"{name} from {format_ms(before.get(name, 0.0))} to {format_ms(after.get(name, 0.0))}"
-        for _, name in big[:SHOWN]
-    ]
+    big = [row for row in pair.rows if abs(row.after_ms - row.before_ms) >= BIG_CHANGE * pair.step_ms]
+    told = [f"{row.label} from {format_ms(row.before_ms)} to {format_ms(row.after_ms)}" for row in big[:SHOWN]]
     if told:
-        yield last.says(f"Between the two profiles a traced step went, in {'; '.join(told)}.")
+        text = f"From the first profile to the last, in {pair.per}: {format_list(told)}."
+        yield seen[pair.last].says(text)
 
 
 def what_it_gained(seen: Sequence[Witness]) -> Iterator[Answer]:
@@ -251,9 +243,12 @@ def can_i_trust_it(seen: Sequence[Witness]) -> Iterator[Answer]:
     machines = {w.record.environment.device_line() for w in seen}
     if len(machines) > 1:
         yield Answer(text=f"The records are of {len(machines)} machines: {format_list(sorted(machines))}.", tone="warn")
-    several = sum(w.record.kind == "bench" for w in seen) > 1
+    benches = [w for w in seen if w.record.kind == "bench"]
+    # A bench without a comparison claims nothing that another could not be trusted for.
+    claiming = [w for w in benches if w.record.comparisons] or benches
     for w in seen:
-        yield from _facts(w, brief=several)
+        if w in claiming or w.record.kind != "bench":
+            yield from _facts(w, brief=len(claiming) > 1)
         if w.record.kind == "tune":
             yield from _search_gate(w)
         if w.record.kind in ("doctor", "quicktest", "verify"):
