@@ -71,7 +71,7 @@ def test_every_question_is_answered_by_the_record_that_knows(profiled, tmp_path)
     ]  # fmt: skip
     slow = answers(records, "What was slow?")
     assert "A step on cuda:fp32 took" in slow[0].text and largest["name"] in slow[0].text
-    assert {answer.link for answer in slow} == {"run-2"}, "the first profile, not the last"
+    assert {anchor for answer in slow for anchor, _ in answer.links} == {"run-2"}, "the first profile, not the last"
     changed = words(records, "What changed?")
     assert (
         "chose cuda:bf16+channels_last+compile at batch 64 in 2 trials; it began with cuda:fp32 at batch 16" in changed
@@ -185,3 +185,11 @@ def test_a_lap_whose_stages_are_gone_is_drawn_alone(tmp_path):
     record = lap(tmp_path)
     (tmp_path / "stages" / "bench" / "20260211-091403" / "record.json").unlink()
     assert [r.kind for r in with_stages([record])] == ["lap", "doctor"]
+
+
+def test_what_several_records_say_alike_is_said_once():
+    twice = [fake_records.gpu_bench(), fake_records.gpu_bench()]
+    (changed,) = answers(twice, "What changed?")
+    assert [anchor for anchor, _ in changed.links] == ["run-1", "run-2"]
+    alike = [answer for answer in answers(twice, "Can I trust it?") if answer.text.startswith("In order: right answer")]
+    assert len(alike) == 1 and len(alike[0].links) == 2

@@ -143,7 +143,8 @@ class MarkdownWriter:
         heading = f"### {escape(it.text)}\n\n" if it.text else ""
         lines = []
         for answer in it.answers:
-            source = f" ([{escape(answer.source)}](#{answer.link}))" if answer.link else ""
+            links = ", ".join(f"[{escape(name)}](#{anchor})" for anchor, name in answer.links)
+            source = f" ({links})" if links else ""
             command = f"  \n  {code(answer.command)}" if answer.command else ""
             mark = f"{MARKS[answer.tone]} " if answer.tone in MARKS else ""
             lines.append(f"- {mark}{escape(answer.text)}{source}{command}\n")

@@ -6,8 +6,8 @@ Each sentence is borne out by one record, which it names. A question that no rec
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotlap.base.format import (
@@ -44,7 +44,7 @@ class Witness:
     place: int
 
     def says(self, text: str, tone: str = "") -> Answer:
-        return Answer(text=text, tone=tone, link=f"run-{self.place + 1}", source=f"run {self.place + 1}")
+        return Answer(text=text, tone=tone, links=((f"run-{self.place + 1}", f"run {self.place + 1}"),))
 
     @property
     def analysis(self) -> dict[str, Any]:
@@ -71,8 +71,18 @@ def tell(records: Sequence[RunRecord]) -> list[Question]:
     found = []
     for text, answers, verb in asked:
         missing = Answer(text="These records do not tell. This would:", tone="muted", command=verb)
-        found.append(Question(text=text, answers=tuple(answers(seen)) or (missing,)))
+        found.append(Question(text=text, answers=_merged(answers(seen)) or (missing,)))
     return [*found, Question(text="What next?", answers=tuple(next_steps(records)))]
+
+
+def _merged(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """The answers, those of equal words as one that names all its records."""
+    found: dict[tuple[str, str], Answer] = {}
+    for answer in answers:
+        known = found.get((answer.text, answer.tone))
+        links = (*known.links, *answer.links) if known else answer.links
+        found[answer.text, answer.tone] = replace(answer, links=links)
+    return tuple(found.values())
 
 
 def what_was_slow(seen: Sequence[Witness]) -> Iterator[Answer]:
@@ -90,7 +100,13 @@ def what_was_slow(seen: Sequence[Witness]) -> Iterator[Answer]:
         for arm in w.record.arms if w.record.kind == "bench" else []:
             summary = arm.summary("wall")
             if arm.role == "baseline" and summary:
-                yield w.says(f"The baseline, {arm.name}: {format_ms(summary.median)} a step; no profile says why.")
+                yield w.says(f"{_subject(w.record)}: {format_ms(summary.median)} a step on the baseline, {arm.name}.")
+    if any(w.record.kind == "bench" for w in seen):
+        yield Answer(text="No profile among these records says why.", tone="muted")
+
+
+def _subject(record: RunRecord) -> str:
+    return f"{record.config.get('target') or record.name} {record.config.get('mode') or ''}".strip()
 
 
 def _parts_of_the_step(w: Witness) -> Iterator[Answer]:
@@ -186,7 +202,7 @@ def _gain(w: Witness) -> Iterator[Answer]:
         return
     best = max(allowed, key=lambda c: c.ratio)
     ratio = format_ratio(best.ratio, best.low, best.high)
-    where = f"{record.config.get('target') or record.name}, {record.config.get('mode') or 'step'}"
+    where = _subject(record)
     if best.verdict == "faster":
         yield w.says(f"{where}: {best.arm} is {ratio} as fast as {best.baseline}{_costs(record, best)}.", "good")
     elif best.verdict == "slower":
@@ -268,7 +284,7 @@ def _facts(w: Witness, *, brief: bool) -> Iterator[Answer]:
         if fact not in good:
             yield w.says(f"{fact.label}: {fact.text}", fact.tone)
     if good:
-        yield w.says(f"{w.record.name}, in order: {format_list([fact.label.lower() for fact in good])}.", "good")
+        yield w.says(f"In order: {format_list([fact.label.lower() for fact in good])}.", "good")
 
 
 def _search_gate(w: Witness) -> Iterator[Answer]:

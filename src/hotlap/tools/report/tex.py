@@ -198,7 +198,8 @@ class _Writer:
         heading = f"\n\\subsection*{{{escape(it.text)}}}\n" if it.text else ""
         entries = []
         for answer in it.answers:
-            source = " " + _quiet(f"({escape(answer.source)})") if answer.source else ""
+            names = escape(", ".join(name for _, name in answer.links))
+            source = " " + _quiet(f"({names})") if names else ""
             command = rf"\\{_mono(answer.command)}" if answer.command else ""
             entries.append(f"\\item[{_mark(answer.tone)}] {escape(answer.text)}{source}{command}\n")
         return heading + "\\begin{itemize}\n" + "".join(entries) + "\\end{itemize}\n"
