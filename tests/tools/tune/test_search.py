@@ -227,13 +227,13 @@ def test_arms_of_two_devices_are_refused():
         make_space(CARD, mode="train", arms=("cpu", "cuda"))
 
 
-def test_graphs_of_whole_steps_are_for_inference_unless_asked_for():
+def test_recorded_steps_are_tried_unless_they_are_switched_off():
     def forms(mode, graphs):
         space = make_space(CARD, mode=mode, graphs=graphs)
         return any(form.graph for form in space.compile_forms(ArmSpec(device="cuda")))
 
-    asked = [("train", "auto"), ("infer", "auto"), ("train", "on"), ("infer", "off")]
-    assert [forms(mode, graphs) for mode, graphs in asked] == [False, True, True, False]
+    asked = [("train", "auto"), ("infer", "auto"), ("train", "on"), ("infer", "off"), ("train", "off")]
+    assert [forms(mode, graphs) for mode, graphs in asked] == [True, True, True, False, False]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -106,7 +106,7 @@ def make_space(
     return Space(
         firsts=tuple(_firsts(plain, about)),
         switches=tuple(_switches(plain, about, mode)),
-        compiled=tuple(_compiled(plain, about, mode, graphs)),
+        compiled=tuple(_compiled(plain, about, graphs)),
         **bounds,
     )
 
@@ -134,11 +134,11 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
 
 
-def _compiled(plain: ArmSpec, about: Description, mode: str, graphs: str) -> list[Change]:
+def _compiled(plain: ArmSpec, about: Description, graphs: str) -> list[Change]:
     found: list[Change] = [{"compile": "default"}] if about.can_compile else []
     if plain.device == "cpu":
         return found
-    record = graphs == "on" or (graphs == "auto" and mode == "infer")
+    record = graphs != "off"
     found += [{"graph": True}] if record else []
     if about.can_compile:
         found.append({"compile": "reduce-overhead"})
