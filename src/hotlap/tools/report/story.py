@@ -135,7 +135,7 @@ def what_changed(seen: Sequence[Witness]) -> Iterator[Answer]:
         yield _chosen(w)
     yield from _profile_changes(seen)
     for w in seen:
-        if w.record.kind in ("compare", "export") and w.record.verdict is not None:
+        if w.record.kind == "export" and w.record.verdict is not None:
             yield w.says(w.record.verdict.headline)
     if tunes:
         return
