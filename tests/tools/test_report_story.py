@@ -127,7 +127,7 @@ def test_an_inconclusive_or_unfinished_run_asks_for_another():
     again = next(command for text, command in steps.items() if "more processes" in text)
     assert again.endswith("--processes 16") and "--quick" not in again
     steps = next_steps([fake_records.interrupted_bench()])
-    assert steps[0].tone == "bad" and "which is interrupted" in steps[0].text
+    assert steps[0].tone == "bad" and "which was interrupted" in steps[0].text
     running = dataclasses.replace(fake_records.gpu_bench(), status="running")
     assert "still running" in next_steps([running])[0].text
 

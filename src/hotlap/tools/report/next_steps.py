@@ -13,6 +13,7 @@ from hotlap.tools.report.lap import found_of
 from hotlap.tools.report.method import command_line
 from hotlap.tools.report.speed import headline_comparisons
 from hotlap.tools.report.trust import FEW_PROCESSES, replication
+from hotlap.tools.report.view import ENDS
 
 MOST = 6
 
@@ -54,7 +55,8 @@ def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
         if record.kind == "train" and record.status == "interrupted":
             text, command = f"Let the training {record.name} go on.", f"hotlap train {_typed(_target(record))} --resume"
         else:
-            text, command = f"Repeat {record.kind} {record.name}, which is {record.status}.", command_line(record)
+            how = ENDS.get(record.status, f"is {record.status}")
+            text, command = f"Repeat {record.kind} {record.name}, which {how}.", command_line(record)
         yield Answer(text=text, tone="bad", command=command)
 
 

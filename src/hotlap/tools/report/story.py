@@ -29,7 +29,7 @@ from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
 from hotlap.tools.report.training import device_of, training_log
 from hotlap.tools.report.trust import trust_facts
-from hotlap.tools.report.view import badge_of
+from hotlap.tools.report.view import ENDS, badge_of
 
 SHOWN = 3
 BIG_CHANGE = 0.05
@@ -255,7 +255,8 @@ def can_i_trust_it(seen: Sequence[Witness]) -> Iterator[Answer]:
     """Unfinished runs first, then each bench's facts, the search's gate, the doctor's findings."""
     for w in seen:
         if w.record.status != "complete":
-            yield w.says(f"{w.record.kind} {w.record.name} is {w.record.status}: not a result.", "bad")
+            how = ENDS.get(w.record.status, f"is {w.record.status}")
+            yield w.says(f"{w.record.kind} {w.record.name} {how}: not a result.", "bad")
     machines = {w.record.environment.device_line() for w in seen}
     if len(machines) > 1:
         yield Answer(text=f"The records are of {len(machines)} machines: {format_list(sorted(machines))}.", tone="warn")
