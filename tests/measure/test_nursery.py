@@ -16,7 +16,7 @@ import pytest
 
 from hotlap.base.errors import OutOfMemory, TargetError, WorkerDied
 from hotlap.measure import nursery as nursery_module
-from hotlap.measure.nursery import Nursery, can_fork
+from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
 from hotlap.measure.nursery_main import unfit
 from hotlap.measure.process import NurseryGone, run_job, worker_environment
 
@@ -34,7 +34,7 @@ def nest():
     with pytest.MonkeyPatch.context() as patch:
         environment = worker_environment()
         patch.setattr(nursery_module, "worker_environment", lambda: dict(environment))
-        with Nursery() as nursery:
+        with Nursery(COMPILERS[:1]) as nursery:
             yield nursery
 
 
