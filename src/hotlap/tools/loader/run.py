@@ -28,7 +28,7 @@ from hotlap.engine.loader_search import search
 from hotlap.engine.loader_settings import LoaderSettings
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description, Timings
-from hotlap.measure.nursery import Nursery
+from hotlap.measure.nursery import COMPILERS, Nursery
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
@@ -37,7 +37,7 @@ from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.loader.config import LoaderConfig
 
-JOBS = ("hotlap.engine.loader_job",)
+JOBS = (*COMPILERS[:1], "hotlap.engine.loader_job")
 BRIEF = Protocol(
     process=0, repeats=10, seconds=1.0, max_seconds=10.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
