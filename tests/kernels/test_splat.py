@@ -197,6 +197,7 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
 
 
 def test_the_cpu_gives_the_same_bits_for_any_number_of_threads():
+    pytest.importorskip("numba")
     case = SplatCase(splats=3000, width=120, height=90, size=0.05, background=True, options=EVERYTHING)
     found = []
     for threads in (1, 2, 5):
