@@ -3,10 +3,10 @@
     python -m benchmarks.splat_cpu --out splat_cpu.json [--threads 2]
 
 All small cases are compared with the reference in float64 first, every output and gradient; no speed-up is printed
-unless all are within tolerance. Then a forward and backward pass of 20,000 splats with harmonics of degree 3 at 480 x 270
-is timed. The reference looks at every splat in every pixel, and the whole picture takes it many minutes. So it draws ten
-bands of 27 rows, each without the splats outside it, which is less work than the whole: the speed-up is a lower bound.
-After each band the kernel draws the whole picture once. Seconds are those of the clock and those of the processor.
+unless all are within tolerance. Then a forward and backward pass of 20,000 splats with harmonics of degree 3 at
+480 x 270 is timed. The reference looks at every splat in every pixel, and the whole picture takes it many minutes. So
+it draws ten bands of 27 rows, each without the splats outside it, which is less work than the whole: the speed-up is a
+lower bound. After each band the kernel draws the whole picture once. Seconds are the clock's and the processor's.
 """
 
 from __future__ import annotations
