@@ -128,7 +128,8 @@ def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
     ranges = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32)
     found = torch.full((total,), -1, dtype=torch.int32)
     right = [sorted(keys[a:b].tolist()) for a, b in pairwise(ranges.tolist())]
-    frame = {"keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
+    order = torch.arange(len(counts), dtype=torch.int32).flip(0).contiguous()
+    frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     cuda._launch(PLAIN, "splat_sort_kernel", (len(counts), 1), cuda.pack_frame(frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
@@ -145,6 +146,26 @@ def test_sorts_lists_of_every_length(on_host):
 def test_a_missing_barrier_of_the_sort_is_seen(on_host):
     on_host(without="        block_barrier();\nUNROLL")
     assert any(found != wanted for found, wanted in sort_lists([2048, 2048]))
+
+
+@pytest.mark.parametrize(("num_tiles", "capacity"), [(6, 10**6), (3000, 10**6), (3000, 4000)])
+def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity, on_host):
+    on_host()
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 9, (num_tiles,), generator=generator, dtype=torch.int32)
+    counts[[2, num_tiles - 1]] = 500
+    starts = torch.tensor([0, *counts.cumsum(0)]).clamp(max=capacity)
+    frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity} | {
+        "cursors": counts.clone(), "needed": cuda._needed(CPU), "told": torch.zeros(1, dtype=torch.int32),
+        "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
+        "order": torch.full((num_tiles,), -1, dtype=torch.int32),
+    }  # fmt: skip
+    cuda._launch(PLAIN, "splat_scan_kernel", (1, 1), cuda.pack_frame(frame), CPU)
+    total = int(counts.sum())
+    assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
+    assert frame["told"].tolist() == [total] and frame["needed"].tolist() == [total, total if total > capacity else 0]
+    assert frame["order"].tolist()[:2] == [2, num_tiles - 1]
+    assert frame["order"].sort().values.tolist() == list(range(num_tiles))
 
 
 def one_large_splat() -> tuple[SplatCase, object]:
