@@ -179,17 +179,13 @@ splat_sort_kernel(const Frame f) {
     const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
     for (int base = 0; base < count; base += SORT_MOST) {
         const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
+        const int busy = (some + SORT_EACH - 1) / SORT_EACH;  // threads with keys; which they are does not matter yet
         u64 key[SORT_EACH];
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {
-            const int at = i * SORT_THREADS + thread;
-            key[i] = NO_KEY;
-            if (at < some) exchange[at] = f.keys[begin + base + at];
+            const int at = i * busy + thread;
+            key[i] = thread < busy && at < some ? f.keys[begin + base + at] : NO_KEY;
         }
-        block_barrier();
-UNROLL
-        for (int i = 0; i < SORT_EACH; i++)
-            if (thread * SORT_EACH + i < some) key[i] = exchange[thread * SORT_EACH + i];
         sort_keys(key, exchange, some);
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {
