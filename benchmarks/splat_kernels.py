@@ -424,8 +424,8 @@ def speed_ups(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             if finding["part"] in ("forward", "forward+backward") and "ms" in finding:
                 middle = {name: statistics.median(ms) for name, ms in finding["ms"].items()}
                 theirs = min(ms for name, ms in middle.items() if name.startswith("gsplat"))
-                mine = ", ".join(f"{theirs / middle[n]:.2f} x as {n}" for n in ("ours", "ours graph") if n in middle)
-                yield f"{job} {finding['part']}: gsplat {theirs:.3f} ms, {mine}"
+                mine = ", ".join(f"{n} {theirs / middle[n]:.2f} x" for n in ("ours", "ours graph") if n in middle)
+                yield f"{job} {finding['part']}: gsplat {theirs:.3f} ms; {mine} as fast"
 
 
 def main() -> None:
