@@ -54,14 +54,14 @@ def rasterize(
     """Colours [C, H, W, X], alphas [C, H, W, 1] and what is known of each splat on each screen.
 
     Differentiable in all tensors: the splats, their colours, the cameras' poses and intrinsics and the backgrounds. X
-    is D, with a depth in ``render_mode`` one more, or 1 for the depth alone: D is accumulated, ED is the expected depth,
-    which is D over alpha. With ``raw``, scales are logarithms and opacities logits. ``packed`` is accepted and has no
-    effect: results are never packed. More than ``channel_chunk`` colours are drawn in several passes.
+    is D, with a depth in ``render_mode`` one more, or 1 for the depth alone: D is accumulated, ED the expected depth,
+    D over alpha. With ``raw``, scales are logarithms and opacities logits. ``packed`` is accepted and has no effect:
+    results are never packed. More than ``channel_chunk`` colours are drawn in several passes.
 
-    All are computed in one floating-point type, float32 at least, and the results are of that type, in autocast too. A
-    splat that has a number that is not finite on the screen, or a quaternion of 0, is not drawn, and its gradients are 0.
+    All is computed in one floating-point type, float32 at least, and the results are of that type, in autocast too. A
+    splat with a number that is not finite on the screen, or a quaternion of 0, is not drawn, and its gradients are 0.
 
-    ``meta`` has means2d, radii, depths, conics, tiles_per_gauss and more, as gsplat's has when it is not packed. After a
+    ``meta`` has means2d, radii, depths, conics, tiles_per_gauss and more, as gsplat's when it is not packed. After a
     backward pass ``meta["means2d"].grad`` is the gradient on the screen and, with ``absgrad``, ``.absgrad`` its sum of
     absolute values, but not under ``torch.compile``.
     """

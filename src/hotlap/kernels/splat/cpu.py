@@ -70,14 +70,15 @@ def forward(splats: Splats, view: View) -> Drawn:
         screen, shades, radii, num_tiles = _project(pool, given, options, behind.shape[1])
         lists = _list(pool, screen, num_tiles, options, num_cameras)
         shape = (num_cameras, view.height, view.width)
-        light, reached = np.empty(shape), np.empty(shape, np.int64)
-        colors = np.empty((*shape, behind.shape[1]))
-        drawing = (lists["begins"], lists["listed"], lists["owners"], screen, shades, behind, colors, light, reached)
-        _share(pool, splat_blend_fwd_kernel, len(lists["begins"]) - 1, *drawing)
+        light, reached = np.empty(shape), np.empty(shape, np.int32)
+        colors, alphas = (splats.means.new_empty(*shape, count) for count in (behind.shape[1], 1))
+        begins, given_lists = lists["begins"], (lists["begins"], lists["listed"], lists["owners"])
+        written = (colors.numpy(), alphas.numpy(), light, reached)
+        _share(pool, splat_blend_fwd_kernel, len(begins) - 1, *given_lists, screen, shades, behind, *written)
     on_screen = torch.from_numpy(screen).view(num_cameras, num, screen.shape[1]).to(splats.means.dtype)
     return Drawn(
-        colors=torch.from_numpy(colors).to(splats.means.dtype),
-        alphas=torch.from_numpy(1 - light)[..., None].to(splats.means.dtype),
+        colors=colors,
+        alphas=alphas,
         means2d=on_screen[..., :2].contiguous(),
         radii=torch.from_numpy(radii).view(num_cameras, num, 2),
         depths=on_screen[..., 6].contiguous(),
@@ -192,7 +193,7 @@ def _blend_backward(
 
     partial = np.zeros((len(saved.owners), 8 + behind.shape[1]))
     given = (saved.begins, saved.listed, saved.owners, saved.screen, saved.shades, behind, saved.light, saved.reached)
-    grads = (_array(v_colors), _array(v_alphas), view.absgrad, partial)
+    grads = (v_colors.contiguous().numpy(), v_alphas.contiguous().numpy(), view.absgrad, partial)
     _share(pool, splat_blend_bwd_kernel, len(saved.begins) - 1, *given, *grads)
     sums = np.zeros((len(saved.screen), partial.shape[1]))
     _share(pool, splat_sum_kernel, len(sums), saved.offsets, partial, sums, step=CHUNK)

@@ -53,8 +53,8 @@ def box_of(tile, width, height):
 
 
 @compiled
-def splat_blend_fwd_kernel(first, last, begins, listed, owners, screen, shades, behind, colors, light, reached):
-    """Writes the colours of the tiles from ``first`` to ``last``, the light left, and the last pair that counted.
+def splat_blend_fwd_kernel(first, last, begins, listed, owners, screen, shades, behind, colors, alphas, light, reached):
+    """Writes colours and alphas of the tiles from ``first`` to ``last``, the light left and the last pair that counted.
 
     ``reached`` is one more than that pair's place in ``listed``, or 0.
     """
@@ -95,6 +95,7 @@ def splat_blend_fwd_kernel(first, last, begins, listed, owners, screen, shades, 
                 seen = done[y - top, x - left]
                 reached[c, y, x] = seen if seen >= 0 else -1 - seen
                 light[c, y, x] = left_over[y - top, x - left]
+                alphas[c, y, x, 0] = 1.0 - light[c, y, x]
                 for channel in range(channels):
                     colors[c, y, x, channel] = sums[y - top, x - left, channel] + light[c, y, x] * behind[c, channel]
 

@@ -117,12 +117,16 @@ def _check_alike(name: str, tensor: Tensor | None, means: Tensor) -> None:
         raise ConfigError(f"{name} is {kinds[0]}, means {kinds[1]}", expected="one floating-point type for all")
 
 
+def _splats(tensors: Sequence[Any]) -> Splats:
+    return Splats(**dict(zip(INPUTS, tensors, strict=True)))
+
+
 class _Frame(torch.autograd.Function):
     """A frame as one node of autograd's graph."""
 
     @staticmethod
     def forward(ctx: Any, impl: str, view: View, probe: Any, probe_abs: Any, *tensors: Any) -> tuple[Tensor, ...]:
-        drawn = _implementation(impl).forward(Splats(**dict(zip(INPUTS, tensors, strict=True))), view)
+        drawn = _implementation(impl).forward(_splats(tensors), view)
         ctx.impl, ctx.view, ctx.kept = impl, view, drawn.saved
         outputs = tuple(getattr(drawn, name).detach() for name in OUTPUTS)
         ctx.mark_non_differentiable(*outputs[3:])
@@ -134,7 +138,7 @@ class _Frame(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors, outputs = ctx.saved_tensors[: len(INPUTS)], ctx.saved_tensors[len(INPUTS) :]
-        splats = Splats(**dict(zip(INPUTS, tensors, strict=True)))
+        splats = _splats(tensors)
         drawn = Drawn(**dict(zip(OUTPUTS, outputs, strict=True)), saved=ctx.kept)
         asked = dict(zip(("probe", "probe_abs", *INPUTS), ctx.needs_input_grad[2:], strict=True))
         found = _gradients(ctx.impl, splats, ctx.view, drawn, grads[:3], [n for n, need in asked.items() if need])
@@ -168,7 +172,8 @@ def _view(sizes: Sequence[int], numbers: Sequence[float]) -> View:
     near, far, eps2d, radius_clip = numbers
     return View(
         width=width, height=height, near=near, far=far, eps2d=eps2d, radius_clip=radius_clip, raw=bool(raw),
-        antialiased=bool(antialiased), sh_degree=degree if degree >= 0 else None, depth=bool(depth), absgrad=bool(absgrad),
+        antialiased=bool(antialiased), sh_degree=degree if degree >= 0 else None, depth=bool(depth),
+        absgrad=bool(absgrad),
     )  # fmt: skip
 
 
@@ -180,7 +185,7 @@ def splat_frame(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The tensors of ``OUTPUTS``."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = Splats(**dict(zip(INPUTS, tensors, strict=True))), _view(sizes, numbers)
+    splats, view = _splats(tensors), _view(sizes, numbers)
     drawn = _implementation(splat_choice(splats, view, impl).impl).forward(splats, view)
     return (
         drawn.colors, drawn.alphas, drawn.means2d, drawn.radii, drawn.depths, drawn.conics, drawn.tiles_per_splat
@@ -211,7 +216,7 @@ def splat_frame_backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the inputs and probes that ``asked`` names, in its order; the frame is drawn once more."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = Splats(**dict(zip(INPUTS, tensors, strict=True))), _view(sizes, numbers)
+    splats, view = _splats(tensors), _view(sizes, numbers)
     name = splat_choice(splats, view, impl).impl
     with torch.no_grad():
         drawn = _implementation(name).forward(splats, view)
@@ -232,10 +237,10 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, probe, probe_abs, ctx.sizes, ctx.numbers, ctx.impl = inputs
+    ctx.sizes, ctx.numbers, ctx.impl = inputs[-3:]
     ctx.mark_non_differentiable(*output[3:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*inputs[: len(INPUTS)])
 
 
 def _differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
