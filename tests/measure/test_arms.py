@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, cpu_candidates, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, cpu_candidates, parse_arm, refuse_batch
 
 compiles = st.sampled_from(["", *COMPILE_MODES])
 cpu_arms = st.builds(
@@ -17,6 +17,7 @@ cpu_arms = st.builds(
     channels_last=st.booleans(),
     compile=compiles,
     threads=st.integers(0, 256),
+    batch=st.integers(0, 4096),
     fused=st.booleans(),
 )
 cuda_arms = st.builds(
@@ -58,6 +59,7 @@ def test_the_order_of_options_does_not_matter(spec, rng):
         ("cuda:channels_last+bf16", "cuda:bf16+channels_last"),
         ("cpu:", "cpu"),
         ("cpu:threads=2", "cpu:threads=2"),
+        ("cuda:batch=32+bf16", "cuda:bf16+batch=32"),
     ],
 )
 def test_equal_arms_have_one_name(text, name):
@@ -74,6 +76,7 @@ def test_equal_arms_have_one_name(text, name):
         ("cpu:bf16=1", "unknown option 'bf16=1'"),
         ("cpu:compile=fast", "compile='fast' in arm 'cpu:compile=fast' is not a mode"),
         ("cpu:threads=0", "threads='0'"),
+        ("cpu:batch=-4", "batch='-4'"),
         ("cpu:threads=many", "threads='many'"),
         ("cpu:tf32", "tf32 works on cuda only"),
         ("cpu:graph", "graph works on cuda only"),
@@ -107,3 +110,8 @@ def test_the_race_tries_what_can_matter_on_this_machine():
         "cpu:bf16+channels_last",
     ]
     assert len(names(has_convolutions=True, fast_bf16=True, can_compile=True)) == 8
+
+
+def test_an_arm_with_its_own_batch_is_refused_where_a_flag_sets_it():
+    with pytest.raises(UsageError, match="arm 'cuda:batch=32': batch=32 works in a bench only.*--batch"):
+        refuse_batch(parse_arm("cuda:batch=32"), "--batch")

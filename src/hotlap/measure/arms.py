@@ -20,6 +20,7 @@ OPTIONS = {
     "channels_last": "NHWC memory format",
     "compile": f"torch.compile; compile=MODE with {', '.join(COMPILE_MODES)}",
     "threads=N": "CPU threads; by default the usable physical cores (cpu)",
+    "batch=N": "its own number of samples a step, in a bench; arms are then compared by time a sample",
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
     "kernels": "the model's layers by Hotlap's own kernels, where it has them",
@@ -45,6 +46,8 @@ class ArmSpec:
     """A torch.compile mode; '' runs eagerly."""
     threads: int = 0
     """CPU threads; 0 means all usable cores."""
+    batch: int = 0
+    """Samples a step; 0 means the run's own."""
     cudnn_benchmark: bool = False
     fused: bool = False
     graph: bool = False
@@ -63,6 +66,7 @@ class ArmSpec:
         options += ["channels_last"] if self.channels_last else []
         options += [("compile" if self.compile == "default" else f"compile={self.compile}")] if self.compile else []
         options += [f"threads={self.threads}"] if self.threads else []
+        options += [f"batch={self.batch}"] if self.batch else []
         options += [f"sdpa={self.sdpa}"] if self.sdpa else []
         options += [word for word in _SWITCHES if getattr(self, word)]
         place = self.device + (f":{self.index}" if self.index else "")
@@ -117,10 +121,10 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
                 f"compile={value!r} in arm {text!r} is not a mode", remedy=did_you_mean(value, COMPILE_MODES)
             )
         return {"compile": mode}
-    if key == "threads":
+    if key in ("threads", "batch"):
         if not value.isdigit() or int(value) < 1:
-            raise UsageError(f"threads={value!r} in arm {text!r} is not valid", expected="a whole number from 1")
-        return {"threads": int(value)}
+            raise UsageError(f"{key}={value!r} in arm {text!r} is not valid", expected="a whole number from 1")
+        return {key: int(value)}
     raise UsageError(f"unknown option {option!r} in arm {text!r}", remedy=did_you_mean(option, OPTIONS))
 
 
@@ -141,6 +145,12 @@ def _check(spec: ArmSpec, text: str) -> None:
         raise UsageError(f"arm {text!r}: compile={spec.compile} records graphs itself", expected="compile+graph")
     if spec.tuned and spec != ArmSpec(device="cpu", tuned=True):
         raise UsageError(f"arm {text!r}: tuned stands alone", expected="cpu:tuned")
+
+
+def refuse_batch(spec: ArmSpec, flag: str) -> None:
+    """Refuses an arm with a batch of its own where ``flag`` is what sets the batch."""
+    if spec.batch:
+        raise UsageError(f"arm {spec.name!r}: batch={spec.batch} works in a bench only", remedy=f"Use {flag} instead")
 
 
 def cpu_candidates(*, has_convolutions: bool, fast_bf16: bool, can_compile: bool) -> list[ArmSpec]:

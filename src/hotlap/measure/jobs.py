@@ -178,7 +178,8 @@ def footprint(job: Job, listen: Listen) -> Footprint:
     listen(f"memory {spec.name}", 0, 1)
     workload = _workload(job)
     peak = PeakMemory(torch.device(spec.torch_device))
-    session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"], worst_case=True)
+    batch = spec.batch or job["batch"]
+    session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
     first = ArmTimer(session, seed=job["seed"]).first_step_s
     for _ in range(2):
         session.step()
@@ -195,17 +196,18 @@ def timing(job: Job, listen: Listen) -> Timings:
         spec = parse_arm(name)
         listen(f"warm-up {label}", number, len(labels))
         try:
-            session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"])
+            batch = spec.batch or job["batch"]
+            session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"])
             timer = ArmTimer(session, seed=job["seed"], label=label)
             timer.warm_up(protocol)
             timers.append(timer)
         except Exception as error:  # noqa: BLE001 - an arm that cannot run is a row in the table, not the end
-            failures.append(failure(spec, error, job["batch"]))
+            failures.append(failure(spec, error, spec.batch or job["batch"]))
     trace: Trace = time_arms(timers, protocol, listen)
     return Timings(
         measurements=trace.measurements,
         telemetry=trace.telemetry,
-        failures=[*failures, *(failure(t.spec, e, job["batch"]) for t, e in trace.errors)],
+        failures=[*failures, *(failure(t.spec, e, t.session.batch) for t, e in trace.errors)],
         notes=trace.notes,
     )
 

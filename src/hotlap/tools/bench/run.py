@@ -13,7 +13,7 @@ from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.clocks import locked_clocks
-from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads
+from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Gates, Sweep, Timings
 from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
@@ -108,6 +108,8 @@ class _Run:
         self.record = begin("bench", config.name or about.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [QUICK_GIVES_UP] if config.quick else []
+        if len({spec.batch or self.batch for spec in self.arms}) > 1:
+            self.notes.append("The arms have different batches; speed-ups are of samples a second, not of steps.")
 
     def measure(self) -> None:
         self._save()
@@ -227,7 +229,7 @@ class _Run:
         return [spec for spec in specs if spec.name not in self.out]
 
     def _check_gates(self, names: Sequence[str]) -> None:
-        size = min(self.config.gate_batch, self.batch)
+        size = min([self.config.gate_batch, self.batch, *(parse_arm(name).batch or self.batch for name in names)])
         job = _job(self.config, "gate", arms=list(names), batch=size, steps=self.config.gate_steps)
         found: Gates = decode(Gates, self._run("numeric gate", job))
         self.done -= 1

@@ -49,8 +49,8 @@ def build_arm(
     footprint: Footprint | None,
     failure: ArmFailure | None,
 ) -> Arm:
-    """One arm's row: all its summaries, its memory, its speed."""
-    name = spec.name
+    """One arm's row: all its summaries, its memory, its speed; ``batch`` is the run's, an arm may have its own."""
+    name, batch = spec.name, spec.batch or batch
     summaries = []
     for quantity, unit in QUANTITIES.items():
         samples = samples_of(measurements, name, quantity)
@@ -65,7 +65,7 @@ def build_arm(
     flags = sorted({flag for m in measurements if m.arm == name for flag in m.flags})
     return Arm(
         name=name,
-        settings=spec.settings(),
+        settings={**spec.settings(), "batch": batch},
         role=role,
         summaries=summaries,
         memory=footprint.memory if footprint else None,
@@ -106,7 +106,7 @@ def compare_arms(
     measurements: Sequence[Measurement],
     min_effect: float,
 ) -> list[Comparison]:
-    """Every timed arm against the baseline, on wall time; p-values corrected over all of them.
+    """Every timed arm against the baseline, on wall time a sample; p-values corrected over all of them.
 
     An arm whose gate is red is not compared at all: a wrong answer has no speed.
     """
@@ -114,8 +114,8 @@ def compare_arms(
     if base is None or base.summary("wall") is None or not _green(gates, base.name):
         return []
     rivals = [a for a in arms if a.role == "arm" and a.summary("wall") is not None and _green(gates, a.name)]
-    reference = samples_of(measurements, base.name, "wall")
-    decisions = [_paired(reference, samples_of(measurements, a.name, "wall"), min_effect) for a in rivals]
+    reference = _per_sample(measurements, base, "wall")
+    decisions = [_paired(reference, _per_sample(measurements, a, "wall"), min_effect) for a in rivals]
     corrected = stats.holm([d.p_value for d in decisions])
     found = []
     for arm, decision, p_value in zip(rivals, decisions, corrected, strict=True):
@@ -127,6 +127,11 @@ def compare_arms(
         found.append(_comparison(arm.name, base.name, "wall", decision, p_value, verdict, reason))
     found += _side_ratios(arms, base, gates, measurements, min_effect)
     return found
+
+
+def _per_sample(measurements: Sequence[Measurement], arm: Arm, quantity: str) -> list[list[float]]:
+    """Times of one arm over its batch: what arms of different batches can be compared by."""
+    return [[value / arm.settings["batch"] for value in s] for s in samples_of(measurements, arm.name, quantity)]
 
 
 def _paired(base: Samples, other: Samples, min_effect: float) -> stats.Decision:
@@ -170,12 +175,12 @@ def _side_ratios(
     for arm in arms:
         if arm.role != "arm" or arm.settings["device"] != "cuda" or not _green(gates, arm.name):
             continue
-        mine = samples_of(measurements, arm.name, "wall")
+        mine = _per_sample(measurements, arm, "wall")
         if not mine:
             continue
-        transfer = samples_of(measurements, arm.name, "transfer")
+        transfer = _per_sample(measurements, arm, "transfer")
         if transfer and base.settings["device"] == "cpu":
-            reference = samples_of(measurements, base.name, "wall")
+            reference = _per_sample(measurements, base, "wall")
             decision = _paired(reference, transfer, min_effect)
             found.append(
                 _comparison(
@@ -183,7 +188,7 @@ def _side_ratios(
                 )
             )
         for other in context:
-            beside = samples_of(measurements, other.name, "wall")
+            beside = _per_sample(measurements, other, "wall")
             decision = stats.compare(beside, mine, paired=False, min_effect=min_effect)
             found.append(
                 _comparison(arm.name, other.name, "wall", decision, decision.p_value, decision.verdict, "context arm")

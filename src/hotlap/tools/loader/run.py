@@ -25,7 +25,7 @@ from hotlap.engine.loader_choice import (
     worker_counts,
 )
 from hotlap.engine.loader_settings import LoaderSettings
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description, Timings
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
@@ -70,6 +70,7 @@ class _Run:
     def __init__(self, config: LoaderConfig, emit: Emit, about: Description, sources: dict[str, str]) -> None:
         self.config, self.emit = config, emit
         self.spec: ArmSpec = parse_arm(config.arm or ("cuda" if about.num_cuda else "cpu"))
+        refuse_batch(self.spec, "--batch")
         if self.spec.device == "cuda" and self.spec.index >= about.num_cuda:
             require_cuda(self.spec.index)
         self.batch = config.batch or about.default_batch

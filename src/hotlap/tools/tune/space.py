@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import SDPA, ArmSpec, Precision, parse_arm
+from hotlap.measure.arms import SDPA, ArmSpec, Precision, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description
 
 Change = dict[str, Any]
@@ -89,6 +89,8 @@ def make_space(
 ) -> Space:
     """The space for a model on a device; ``arms`` leaves only those, ``batch`` fixes the size."""
     specs = [parse_arm(name) for name in arms]
+    for spec in specs:
+        refuse_batch(spec, "--batch")
     if len({(spec.device, spec.index) for spec in specs}) > 1:
         raise UsageError(f"arms = {', '.join(arms)} are of several devices", expected="arms of one device")
     plain = _plain(specs, device, about)
