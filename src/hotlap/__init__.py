@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
     from hotlap.api import estimate_memory as estimate_memory
+    from hotlap.api import lap as lap
     from hotlap.api import loader as loader
     from hotlap.api import loader_settings as loader_settings
     from hotlap.api import profile as profile
@@ -41,6 +42,7 @@ _PUBLIC = {
     "estimate_memory": "hotlap.api:estimate_memory",
     "profile": "hotlap.api:profile",
     "quicktest": "hotlap.api:quicktest",
+    "lap": "hotlap.api:lap",
     "loader": "hotlap.api:loader",
     "loader_settings": "hotlap.api:loader_settings",
     "report": "hotlap.api:report",

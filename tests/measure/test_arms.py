@@ -113,5 +113,5 @@ def test_the_race_tries_what_can_matter_on_this_machine():
 
 
 def test_an_arm_with_its_own_batch_is_refused_where_a_flag_sets_it():
-    with pytest.raises(UsageError, match="arm 'cuda:batch=32': batch=32 works in a bench only.*--batch"):
+    with pytest.raises(UsageError, match=r"arm 'cuda:batch=32': batch=32 works in a bench only.*--batch"):
         refuse_batch(parse_arm("cuda:batch=32"), "--batch")

@@ -173,13 +173,16 @@ def test_checked_advice_stands_beside_its_measurement(monkeypatch):
     arms = ("cuda:bf16", "", "cuda:graph", "cuda:batch=16", "cuda:fused")
     advice = [Advice(name=a or "loader", gain=1.5, saved_ms=1.0, why="w", basis="b", arm=a) for a in arms]
     found, samples, notes = check.check_advice(advice, "cuda", {"target": "x", "batch": 8}, 9.0, ignore)
+    # Twice the samples in twice the time is no gain.
     assert [(a.measured, a.right) for a in found] == [
         (pytest.approx(2.05), False), (None, None), (None, None), (pytest.approx(1.0), True), (None, None),
     ]  # fmt: skip
     assert notes == ["cuda:graph could not be checked: RuntimeError at batch 8: no"]
     assert len(samples) == 9
     assert asked[0] == ("gate", ["cuda", "cuda:bf16", "cuda:graph", "cuda:batch=16"])
-    assert asked[1:] == [("timing", ["cuda", "cuda:bf16", "cuda:batch=16"])] * 3, "twice the samples in twice the time: 1.0"
+    assert asked[1:] == [("timing", ["cuda", "cuda:bf16", "cuda:batch=16"])] * 3, (
+        "twice the samples in twice the time: 1.0"
+    )
 
 
 def test_advice_without_arms_is_not_checked_and_it_is_said():

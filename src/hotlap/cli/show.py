@@ -30,7 +30,7 @@ COLOURS = {
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
     "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
-    "mismatch": "red", "profiled": "cyan", "compared": "cyan",
+    "nothing faster": "yellow", "nothing right": "red", "mismatch": "red", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
 
 
@@ -101,6 +101,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         show_quicktest(record, console)
         return
     _show_head(record, console)
+    if record.kind == "lap":
+        from hotlap.cli.show_lap import show_lap
+
+        show_lap(record, console)
     if record.kind == "loader":
         from hotlap.cli.show_loader import loader_table
 

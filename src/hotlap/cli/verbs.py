@@ -22,6 +22,13 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "lap": Verb(
+        "all of it in one go: how fast today, what makes it faster and stays right, proof, code to paste",
+        "hotlap lap unet --for train --budget 10m",
+        "run_lap",
+        "hotlap.tools.lap:LapConfig",
+        "target",
+    ),
     "doctor": Verb(
         "does this machine really work? functional checks, each with its remedy",
         "hotlap doctor --measure",
