@@ -55,7 +55,7 @@ class ProgressDoor:
             disable=quiet,
         )
         self._tasks: dict[str, Any] = {}
-        self._last = ""
+        self._last: dict[str, str] = {}
 
     def __enter__(self) -> ProgressDoor:
         self._progress.start()
@@ -78,12 +78,13 @@ class ProgressDoor:
             self._say_plainly(event)
         elif event.kind == "finish" and event.task in self._tasks:
             self._progress.remove_task(self._tasks.pop(event.task))
+            self._last.pop(event.task, None)
 
     def _say_plainly(self, event: Event) -> None:
         """A line for each new phase where bars cannot be drawn, such as a CI log."""
         phase = event.text.partition(":")[0]
-        if not self._quiet and not self._console.is_terminal and phase != self._last:
-            self._last = phase
+        if not self._quiet and not self._console.is_terminal and phase != self._last.get(event.task):
+            self._last[event.task] = phase
             share = f" {event.done / event.total:.0%}" if event.total else ""
             self._console.print(Text(f"{event.task}{share}: {phase}"))
 

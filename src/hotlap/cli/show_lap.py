@@ -29,7 +29,8 @@ def show_lap(record: RunRecord, console: Console) -> None:
     """Everything a lap found, the numbers first, the code last but for where things lie."""
     found = lap_of(record)
     if found.table:
-        console.print(before_and_after(found.table))
+        console.print(_speed_table(found.table))
+        console.print(_cost_table(found.table))
         if any(row.peak_from == "search" for row in found.table):
             console.print(Text("  peak memory is that of the search's trials; the bench did not look", style="dim"))
     if found.advice:
@@ -51,22 +52,36 @@ def _report_path(record: RunRecord, found: Lap) -> str:
     return str(Path(record.path).parent / found.report) if found.report and record.path else found.report
 
 
-def before_and_after(rows: list[LapRow]) -> Table:
-    """A row for each way that was timed, the error beside the speed."""
-    table = _table("", "arm", "batch", "a step", "samples/s", "peak", "error of allowed", "speed-up", "verdict")
-    words = {"before": "before", "batch": "its batch alone", "after": "after", "advice": "advised"}
+ROLES = {"before": "before", "batch": "its batch", "after": "after", "advice": "advised"}
+
+
+def _speed_table(rows: list[LapRow]) -> Table:
+    """Before and after: what most people came for."""
+    table = _table("", "arm", "batch", "a step", "speed-up", "verdict")
     for row in rows:
         interval = row.ms_low is not None and row.ms_high is not None
         table.add_row(
-            words.get(row.role, row.role),
+            ROLES.get(row.role, row.role),
             row.arm,
             str(row.batch),
             format_ms_interval(row.ms, row.ms_low, row.ms_high) if interval else format_ms(row.ms),
+            format_ratio(row.ratio, row.low, row.high) if row.ratio is not None else UNKNOWN,
+            Text(row.verdict, style=STYLES.get(row.verdict, "")),
+            style="bold" if row.role == "after" else "",
+        )
+    return table
+
+
+def _cost_table(rows: list[LapRow]) -> Table:
+    """What the speed costs: memory, and the numeric error as a share of what is allowed."""
+    table = _table("", "arm", "samples/s", "peak", "error of allowed")
+    for row in rows:
+        table.add_row(
+            ROLES.get(row.role, row.role),
+            row.arm,
             format_number(row.samples_per_s),
             format_bytes(row.peak_bytes),
             format_percent(row.error) if row.error is not None else UNKNOWN,
-            format_ratio(row.ratio, row.low, row.high) if row.ratio is not None else UNKNOWN,
-            Text(row.verdict, style=STYLES.get(row.verdict, "")),
             style="bold" if row.role == "after" else "",
         )
     return table

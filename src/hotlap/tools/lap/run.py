@@ -195,7 +195,7 @@ class _Run:
             tuned_batch=winner[1] if winner else None,
             table=table_rows(found) if baseline else [],
             advice=advice_rows(found),
-            paste=paste_of(winner[0], winner[1], self.config.mode) if winner else "",
+            paste=paste_of(winner[0], winner[1], self.config.mode) if winner and not found.stays else "",
             commands=use_commands(self.config) if winner else [],
             profile=_profile_path(found),
         )
