@@ -145,9 +145,11 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A line to copy into a shell."""
+    """A line to copy into a shell, or source to copy into a file."""
 
     text: str
+    language: str = ""
+    """python for source, whose lines stay as they are; '' for a shell's line."""
 
 
 @dataclass(frozen=True, kw_only=True)

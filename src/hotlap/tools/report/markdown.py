@@ -114,7 +114,7 @@ class MarkdownWriter:
         return "  \n  ".join(line for line in lines if line) + "\n\n"
 
     def command(self, it: Command) -> str:
-        return f"```sh\n{it.text.replace('```', '')}\n```\n\n"
+        return f"```{it.language or 'sh'}\n{it.text.replace('```', '')}\n```\n\n"
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure

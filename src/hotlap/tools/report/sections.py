@@ -39,6 +39,7 @@ from hotlap.tools.report.figures import (
     memory_figure,
     timeline_figures,
 )
+from hotlap.tools.report.lap import lap_sections
 from hotlap.tools.report.loader import refusals
 from hotlap.tools.report.method import command_line, environment_rows, limits, method_sentences, settings
 from hotlap.tools.report.profile_sections import profile_sections
@@ -273,6 +274,7 @@ def method_sections(record: RunRecord) -> list[Section]:
 
 
 SECTIONS: tuple[Callable[[RunRecord], list[Section]], ...] = (
+    lap_sections,
     trust_sections,
     finding_sections,
     training_sections,

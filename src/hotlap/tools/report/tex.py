@@ -171,7 +171,9 @@ class _Writer:
         return f"\\begin{{quote}}\n{body}\n\\end{{quote}}\n"
 
     def command(self, it: Command) -> str:
-        return f"\\begin{{quote}}{_mono(it.text)}\\end{{quote}}\n"
+        lines = [_mono(line.replace(" ", "\u00a0")).replace("''", r"{\char34}") if it.language else _mono(line) for line in it.text.splitlines()]
+        body = "\\\\\n".join(line if line != _mono("") else r"\strut" for line in lines)
+        return f"\\begin{{quote}}{body}\\end{{quote}}\n"
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure
