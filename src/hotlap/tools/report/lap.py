@@ -62,27 +62,36 @@ def _remarks(lap: Lap) -> list[Block]:
 
 
 def _table(rows: Sequence[LapRow]) -> Table:
-    titles = ("Arm", "Batch", "A step", "Samples/s", "Peak\nmemory", "Error\nof allowed", "Speed-up")
+    titles = ("Arm", "A step", "Samples/s", "Peak\nmemory", "Error\nof allowed", "Speed-up")
     columns = (Column(title="", label="When"), *(Column(title=t) for t in titles), Column(title="", label="Verdict"))
     return Table(columns=columns, rows=tuple(_row(row) for row in rows), style="speed")
 
 
 def _row(row: LapRow) -> tuple[Cell, ...]:
-    interval = row.ms_low is not None and row.ms_high is not None
     numbers = (
-        str(row.batch),
-        format_ms_interval(row.ms, row.ms_low, row.ms_high) if interval else format_ms(row.ms),
         format_number(row.samples_per_s),
         format_bytes(row.peak_bytes),
         format_percent(row.error) if row.error is not None else UNKNOWN,
     )
     return (
         Cell(text=ROLES.get(row.role, row.role), strong=row.role in ("before", "after")),
-        Cell(text=row.arm, mono=True),
+        Cell(text=row.arm, mono=True, more=(f"batch {row.batch}",)),
+        _number(_step(row)),
         *(Cell(text=text, number=True) for text in numbers),
-        Cell(text=_ratio(row), number=True, strong=row.role == "after"),
-        Cell(text=row.verdict, tone=TONES.get(row.verdict, ""), badge=bool(row.verdict)),
+        _number(_ratio(row), strong=row.role == "after"),
+        Cell(text=row.verdict, tone=TONES.get(row.verdict, "")),
     )
+
+
+def _number(text: str, *, strong: bool = False) -> Cell:
+    """A number with its interval, where it has one, beneath it."""
+    value, bracket, interval = text.partition(" [")
+    return Cell(text=value, number=True, strong=strong, more=(f"[{interval}",) if bracket else ())
+
+
+def _step(row: LapRow) -> str:
+    known = row.ms_low is not None and row.ms_high is not None
+    return format_ms_interval(row.ms, row.ms_low, row.ms_high) if known else format_ms(row.ms)
 
 
 def _ratio(row: LapRow | LapAdvice) -> str:

@@ -92,6 +92,12 @@ def _mono(words: str) -> str:
     return rf"{{\ttfamily\small {escape(marked)}}}"
 
 
+def _source(text: str) -> str:
+    """Source line by line, its indentation and its straight quotes kept."""
+    lines = [_mono(line.replace(" ", "\u00a0")).replace("''", r"{\char34}") for line in text.splitlines()]
+    return "\\\\\n".join(line if line != _mono("") else r"\strut" for line in lines)
+
+
 def _coloured(words: str, tone: str) -> str:
     return rf"\textcolor{{hotlap{tone}}}{{{words}}}" if tone else words
 
@@ -171,8 +177,7 @@ class _Writer:
         return f"\\begin{{quote}}\n{body}\n\\end{{quote}}\n"
 
     def command(self, it: Command) -> str:
-        lines = [_mono(line.replace(" ", "\u00a0")).replace("''", r"{\char34}") if it.language else _mono(line) for line in it.text.splitlines()]
-        body = "\\\\\n".join(line if line != _mono("") else r"\strut" for line in lines)
+        body = _source(it.text) if it.language else _mono(it.text)
         return f"\\begin{{quote}}{body}\\end{{quote}}\n"
 
     def drawing(self, it: Drawing) -> str:
