@@ -52,7 +52,7 @@ def test_a_lap_of_a_tiny_model_ends_with_a_table_code_and_a_page(here):
         assert row.ratio in [c.ratio for c in bench.comparisons], "speed-ups are those of the bench alone"
     assert len(found.advice) == 1 and found.advice[0].measured is not None
     page = (here / "runs" / "mlp-lap" / record.path.split("/")[-2] / "report.html").read_text()
-    for words in ("Before and after", "Advice, put to the test", "Stages", "The search"):
+    for words in ("Before and after", "Advice put to the test", "The stages", "The search"):
         assert words in page
     again = report(ReportConfig(records=("latest",), out=here / "again.html"))
     assert "Before and after" in again.read_text()

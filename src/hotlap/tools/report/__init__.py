@@ -12,7 +12,6 @@ from hotlap.base.events import Emit, Event, advance, finish, ignore, start
 from hotlap.records.run import RunRecord, load_record, resolve_run
 from hotlap.tools.report.compose import compose
 from hotlap.tools.report.formats import check_formats, write_report
-from hotlap.tools.report.lap import with_stages
 from hotlap.tools.report.opened import OpenedReport, open_report
 from hotlap.tools.report.page import draw_page
 
@@ -64,7 +63,6 @@ def report_files(config: ReportConfig, emit: Emit = ignore) -> dict[str, Path]:
     for place, text in enumerate(config.records):
         records.append(load_record(resolve_run(text, config.runs)))
         emit(advance("report", place + 1, len(config.records), text))
-    records = with_stages(records)
     out = config.out or Path(records[0].path).parent / "report"
     files = write_report(records, out, config.formats, title=config.title, pdf_engine=config.pdf_engine, emit=emit)
     emit(finish("report"))

@@ -145,11 +145,17 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A line to copy into a shell, or source to copy into a file."""
+    """A line to copy into a shell."""
 
     text: str
-    language: str = ""
-    """python for source, whose lines stay as they are; '' for a shell's line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Lines of a program to copy."""
+
+    text: str
+    language: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +200,7 @@ class Question:
     answers: tuple[Answer, ...]
 
 
-Block = Heading | Words | Items | Facts | Pairs | Finding | Command | Drawing | Fold | Table | Question
+Block = Heading | Words | Items | Facts | Pairs | Finding | Command | Code | Drawing | Fold | Table | Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from hotlap.base.events import Emit, advance, ignore
 from hotlap.records.run import RunRecord, write_atomic
 from hotlap.tools.report.compose import compose
 from hotlap.tools.report.document import Document, named_figures
+from hotlap.tools.report.lap import with_stages
 from hotlap.tools.report.latex import find_latex, make_pdf
 from hotlap.tools.report.markdown import draw_markdown
 from hotlap.tools.report.notebook import draw_notebook
@@ -43,7 +44,7 @@ def write_report(
     pdf_engine: str = "auto",
     emit: Emit = ignore,
 ) -> dict[str, Path]:
-    """One report on ``records`` in each of ``formats``; the files by format.
+    """One report on ``records`` in each of ``formats``; the files by format. A lap brings the records of its stages.
 
     ``out`` names the report: a folder holds report.*; with one format and an ending it is the file; otherwise each
     format has its own ending.
@@ -51,6 +52,7 @@ def write_report(
     check_formats(formats, pdf_engine)
     if not records:
         raise UsageError("records = [] holds nothing to draw", remedy="Give at least one record")
+    records = with_stages(records)
     document = compose(records, title)
     found: dict[str, Path] = {}
     for name in dict.fromkeys(formats):

@@ -1,139 +1,146 @@
-"""A lap's record: before and after, what the advice was worth, what to paste, and how each stage ended."""
+"""A lap's record: before and after in one table, advice as promised and as measured, and what to paste.
+
+A lap is drawn together with the records of its stages, which lie in its folder.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from hotlap.base.format import (
     UNKNOWN,
     format_bytes,
-    format_ms,
     format_ms_interval,
     format_number,
     format_percent,
     format_ratio,
     format_s,
 )
-from hotlap.records.lap import Lap, LapAdvice, LapRow, LapStage, lap_of, stage_records
-from hotlap.records.run import RunRecord
-from hotlap.tools.report.document import Block, Cell, Column, Command, Section, Table, Words
+from hotlap.records.run import RunRecord, load_record
+from hotlap.tools.report.document import Block, Cell, Code, Column, Command, Heading, Section, Table, Words
+from hotlap.tools.report.speed import WRONG_ANSWER, tone_of
 
-ROLES = {"before": "before", "batch": "before, at that batch", "after": "after", "advice": "advised"}
-TONES = {
-    "faster": "good", "slower": "bad", "inconclusive": "warn", "wrong answer": "bad", "failed": "bad", "done": "good",
-    "skipped": "muted", "interrupted": "warn", "running": "warn", "pending": "muted", "baseline": "muted",
-}  # fmt: skip
-IN_THE_BENCH = "baseline"
-"""The stage whose arm the bench times again, and better."""
+STAGE_TONES = {"done": "good", "failed": "bad", "interrupted": "warn", "skipped": "muted", "running": "warn"}
+
+
+def found_of(record: RunRecord) -> dict[str, Any]:
+    """What a lap's record says of the lap; empty for any other record."""
+    found = record.extra.get("lap")
+    return found if record.kind == "lap" and isinstance(found, dict) else {}
 
 
 def with_stages(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records, each lap followed by those of its stages; the baseline's alone only where no bench came after."""
-    found: list[RunRecord] = []
+    """The records, each lap followed by those of its stages that are there and not among them already."""
+    found: dict[str, RunRecord] = {}
     for record in records:
-        found.append(record)
-        if record.kind == "lap":
-            stages = stage_records(record)
-            found += [made for name, made in stages.items() if name != IN_THE_BENCH or "bench" not in stages]
-    return found
+        found.setdefault(_key(record), record)
+        for stage in found_of(record).get("stages") or []:
+            file = Path(record.path).parent / str(stage.get("record") or "")
+            if record.path and file.is_file():
+                inner = load_record(file)
+                found.setdefault(_key(inner), inner)
+    return list(found.values())
+
+
+def _key(record: RunRecord) -> str:
+    return str(Path(record.path).resolve()) if record.path else f"unsaved {id(record)}"
 
 
 def lap_sections(record: RunRecord) -> list[Section]:
-    """The sections of a lap; none for any other record."""
-    if record.kind != "lap":
+    """Before and after, advice put to the test, stages, and what to take home."""
+    lap = found_of(record)
+    named: list[tuple[str, list[Block]]] = [
+        ("Before and after", _before_and_after(lap.get("table") or [])),
+        ("What to paste", _paste(lap)),
+        ("Advice put to the test", _advice(lap.get("advice") or [])),
+        ("The stages", _stages(lap.get("stages") or [])),
+    ]
+    return [Section(title=title, blocks=tuple(blocks)) for title, blocks in named if blocks]
+
+
+def _before_and_after(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    if not rows:
         return []
-    lap = lap_of(record)
-    sections = [Section(title="Before and after", blocks=(_table(lap.table), *_remarks(lap)))] if lap.table else []
-    if lap.advice:
-        lead = "What the first profile promised, by arithmetic on its trace, beside what the bench measured."
-        blocks = (Words(text=lead, style="lead"), _advice_table(lap.advice))
-        sections.append(Section(title="Advice, put to the test", blocks=blocks))
-    if lap.paste:
-        sections.append(Section(title="To paste into your own script", blocks=tuple(_paste(lap))))
-    return [*sections, Section(title="Stages", blocks=(_stage_table(lap.stages),))]
-
-
-def _remarks(lap: Lap) -> list[Block]:
-    found = ["All rows are of one interleaved run: the arms took turns in every process. Speed-ups are of samples a "
-             "second."]  # fmt: skip
-    if any(row.peak_from == "search" for row in lap.table):
-        found.append("Peak memory is that of the search's trials.")
-    return [Words(text=" ".join(found), style="quiet")]
-
-
-def _table(rows: Sequence[LapRow]) -> Table:
-    titles = ("Arm", "A step", "Samples/s", "Peak\nmemory", "Error\nof allowed", "Speed-up")
-    columns = (Column(title="", label="When"), *(Column(title=t) for t in titles), Column(title="", label="Verdict"))
-    return Table(columns=columns, rows=tuple(_row(row) for row in rows), style="speed")
-
-
-def _row(row: LapRow) -> tuple[Cell, ...]:
-    numbers = (
-        format_number(row.samples_per_s),
-        format_bytes(row.peak_bytes),
-        format_percent(row.error) if row.error is not None else UNKNOWN,
+    titles = ("", "Arm", "Batch", "Median\n[95% interval]", "Samples/s", "Speed-up\n[95% interval]", "Verdict",
+              "Error\nof allowed", "Peak\nmemory")  # fmt: skip
+    lead = "All times are of one bench that ran the arms in turns. A speed-up is of samples a second."
+    table = Table(
+        columns=tuple(Column(title=title) for title in titles), rows=tuple(_row(r) for r in rows), style="speed"
     )
+    return [Words(text=lead, style="lead"), table]
+
+
+def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
+    time, _, interval = format_ms_interval(row.get("ms"), row.get("ms_low"), row.get("ms_high")).partition(" [")
+    wrong = row.get("right") is False
+    speed, _, between = format_ratio(row.get("ratio"), row.get("low"), row.get("high")).partition(" [")
+    verdict = str(row.get("verdict") or "")
     return (
-        Cell(text=ROLES.get(row.role, row.role), strong=row.role in ("before", "after")),
-        Cell(text=row.arm, mono=True, more=(f"batch {row.batch}",)),
-        _number(_step(row)),
-        *(Cell(text=text, number=True) for text in numbers),
-        _number(_ratio(row), strong=row.role == "after"),
-        Cell(text=row.verdict, tone=TONES.get(row.verdict, "")),
-    )
-
-
-def _number(text: str, *, strong: bool = False) -> Cell:
-    """A number with its interval, where it has one, beneath it."""
-    value, bracket, interval = text.partition(" [")
-    return Cell(text=value, number=True, strong=strong, more=(f"[{interval}",) if bracket else ())
-
-
-def _step(row: LapRow) -> str:
-    known = row.ms_low is not None and row.ms_high is not None
-    return format_ms_interval(row.ms, row.ms_low, row.ms_high) if known else format_ms(row.ms)
-
-
-def _ratio(row: LapRow | LapAdvice) -> str:
-    ratio = row.ratio if isinstance(row, LapRow) else row.measured
-    return format_ratio(ratio, row.low, row.high) if ratio is not None else UNKNOWN
-
-
-def _advice_table(rows: Sequence[LapAdvice]) -> Table:
-    titles = ("Advice", "Arm", "Predicted", "Measured")
-    return Table(
-        columns=(*(Column(title=title) for title in titles), Column(title="", label="Verdict")),
-        rows=tuple(
-            (
-                Cell(text=row.name, more=(row.basis,) if row.basis else ()),
-                Cell(text=row.arm, mono=True),
-                Cell(text=f"about {format_number(row.predicted)}x", number=True),
-                Cell(text=_ratio(row), number=True, strong=True),
-                Cell(text=row.verdict, tone=TONES.get(row.verdict, ""), badge=bool(row.verdict)),
-            )
-            for row in rows
+        Cell(text=str(row.get("role", "")), strong=row.get("role") in ("before", "after")),
+        Cell(text=str(row.get("arm", "")), mono=True),
+        Cell(text=str(row.get("batch", "")), number=True),
+        Cell(text=time, number=True, more=(f"[{interval}",) if interval else ()),
+        Cell(text=format_number(row.get("samples_per_s")), number=True),
+        Cell(text=WRONG_ANSWER, strong=True, tone="bad")
+        if wrong
+        else Cell(text=speed, number=True, strong=True, more=(f"[{between}",) if between else ()),
+        Cell(
+            text=verdict, tone="bad" if wrong else tone_of(verdict), more=(str(row["why"]),) if row.get("why") else ()
         ),
+        Cell(text=format_percent(row.get("error")), number=True, tone="bad" if wrong else ""),
+        Cell(text=format_bytes(row.get("peak_bytes")), number=True),
     )
 
 
-def _paste(lap: Lap) -> list[Block]:
-    found: list[Block] = [Command(text=lap.paste.rstrip("\n"), language="python")]
-    if lap.commands:
-        found.append(Words(text="Or let hotlap do it: this takes the tuned profile by itself.", style="quiet"))
-        found += [Command(text=text) for text in lap.commands]
-    return [*found, Words(text=f"The profile lies in {lap.profile}.", style="quiet")] if lap.profile else found
-
-
-def _stage_table(stages: Sequence[LapStage]) -> Table:
-    return Table(
-        columns=(Column(title="Stage"), Column(title="", label="Status"), Column(title="Took"), Column(title="Found")),
-        rows=tuple(
+def _advice(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    if not rows:
+        return []
+    lead = "What the first profile's arithmetic promised, beside what the bench measured."
+    found = []
+    for row in rows:
+        verdict = str(row.get("verdict") or "")
+        shown = UNKNOWN if "wrong" in verdict else format_ratio(row.get("measured"), row.get("low"), row.get("high"))
+        measured, _, between = shown.partition(" [")
+        found.append(
             (
-                Cell(text=stage.name, more=(stage.what,)),
-                Cell(text=stage.status, tone=TONES.get(stage.status, ""), badge=True),
-                Cell(text=format_s(stage.seconds) if stage.seconds else UNKNOWN, number=True),
-                Cell(text=stage.headline or stage.why, more=(stage.record,) if stage.record else ()),
+                Cell(text=str(row.get("name", "")), more=(str(row.get("basis") or ""),) if row.get("basis") else ()),
+                Cell(text=str(row.get("arm", "")), mono=True),
+                Cell(text=format_ratio(row.get("predicted")), number=True),
+                Cell(text=measured, number=True, strong=True, more=(f"[{between}",) if between else ()),
+                Cell(text=verdict, tone="bad" if "wrong" in verdict else tone_of(verdict)),
             )
-            for stage in stages
-        ),
+        )
+    titles = ("Advice", "Arm", "Promised", "Measured\n[95% interval]", "Verdict")
+    return [
+        Words(text=lead, style="lead"),
+        Table(columns=tuple(Column(title=title) for title in titles), rows=tuple(found), style="speed"),
+    ]
+
+
+def _stages(rows: Sequence[dict[str, Any]]) -> list[Block]:
+    found = tuple(
+        (
+            Cell(text=str(row.get("name", "")), more=(str(row.get("what") or ""),)),
+            Cell(text=str(row.get("status", "")), tone=STAGE_TONES.get(str(row.get("status")), "muted")),
+            Cell(text=format_s(row.get("seconds") or 0.0), number=True),
+            Cell(text=str(row.get("headline") or row.get("why") or "")),
+        )
+        for row in rows
     )
+    titles = ("Stage", "Status", "Took", "What came out")
+    return [Table(columns=tuple(Column(title=title) for title in titles), rows=found)] if found else []
+
+
+def _paste(lap: dict[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
+    if lap.get("paste"):
+        words = "Plain PyTorch that does what the chosen arm does, for a loop of your own:"
+        blocks += [Words(text=words), Code(text=str(lap["paste"]).strip("\n"), language="python")]
+    commands = [str(command) for command in lap.get("commands") or []]
+    if commands:
+        blocks += [Heading(text="Commands that use it by themselves"), *(Command(text=text) for text in commands)]
+    if lap.get("profile"):
+        blocks.append(Words(text=f"Tuned profile: {lap['profile']}", style="quiet"))
+    return blocks

@@ -9,6 +9,7 @@ from typing import Any
 from hotlap.tools.report.document import (
     Block,
     Cell,
+    Code,
     Command,
     Document,
     Drawing,
@@ -59,8 +60,8 @@ class MarkdownWriter:
         self.files = files
         self.ways: dict[type, Callable[[Any], str]] = {
             Heading: self.heading, Words: self.words, Items: self.items, Facts: self.facts, Pairs: self.pairs,
-            Finding: self.finding, Command: self.command, Drawing: self.drawing, Fold: self.fold, Table: self.table,
-            Question: self.question,
+            Finding: self.finding, Command: self.command, Code: self.code, Drawing: self.drawing,
+            Fold: self.fold, Table: self.table, Question: self.question,
         }  # fmt: skip
 
     def block(self, block: Block) -> str:
@@ -114,7 +115,11 @@ class MarkdownWriter:
         return "  \n  ".join(line for line in lines if line) + "\n\n"
 
     def command(self, it: Command) -> str:
-        return f"```{it.language or 'sh'}\n{it.text.replace('```', '')}\n```\n\n"
+        return f"```sh\n{it.text.replace('```', '')}\n```\n\n"
+
+    def code(self, it: Code) -> str:
+        fence = "~" * max(3, *(len(run) + 1 for run in re.findall("~+", it.text)), 3)
+        return f"{fence}{it.language}\n{it.text}\n{fence}\n\n"
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure

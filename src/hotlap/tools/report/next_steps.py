@@ -8,6 +8,7 @@ from typing import Any
 from hotlap.base.format import format_number
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer
+from hotlap.tools.report.lap import found_of
 from hotlap.tools.report.method import command_line
 from hotlap.tools.report.speed import headline_comparisons
 from hotlap.tools.report.trust import FEW_PROCESSES, replication
@@ -17,7 +18,8 @@ MOST = 6
 
 def next_steps(records: Sequence[RunRecord]) -> list[Answer]:
     """At most ``MOST`` steps, the most pressing first; never none."""
-    steps = [*_unfinished(records), *_repairs(records), *_open_questions(records), *_advice(records)]
+    steps = [*_taken_home(records), *_unfinished(records), *_repairs(records), *_open_questions(records)]
+    steps += _advice(records)
     if len(steps) < MOST:
         steps += _missing(records)
     found = list({step.text: step for step in steps}.values())[:MOST]
@@ -26,6 +28,14 @@ def next_steps(records: Sequence[RunRecord]) -> list[Answer]:
 
 def _target(record: RunRecord) -> str:
     return str(record.config.get("target") or "TARGET")
+
+
+def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    """A lap that found something faster says how to use it."""
+    for record in records:
+        if record.verdict is not None and record.verdict.outcome == "faster":
+            for command in found_of(record).get("commands") or []:
+                yield Answer(text="Use what was found.", tone="good", command=str(command))
 
 
 def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
@@ -75,14 +85,17 @@ def _without_quick(record: RunRecord) -> str:
 
 
 def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
-    """The last profile's advice that has not been measured, or was and held."""
+    """The last profile's advice that no lap has put to the test, and that held where its own check did."""
     last: dict[str, Any] = {}
     for record in records:
         found = record.extra.get("profile")
         if record.kind == "profile" and isinstance(found, dict) and found.get("analysis"):
             last = found
+    tested = {piece.get("name") for record in records for piece in found_of(record).get("advice") or []}
     for row in (last.get("advice") or [])[:3]:
         measured = row.get("measured")
+        if row.get("name") in tested:
+            continue
         if row.get("right") is False or (measured is not None and measured < 1):
             continue
         gain = f"measured {format_number(measured)}x" if measured else f"about {format_number(row['gain'])}x, estimated"

@@ -123,6 +123,12 @@ def _joined(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"cells": found, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
+def _environment() -> dict[str, str]:
+    """Ours, with the places of modules spelled so that they hold in another folder."""
+    places = [str(Path(place).resolve()) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONIOENCODING": "utf-8"}
+
+
 def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The notebook with the outputs of its cells, run in a fresh process whose folder is the notebook's."""
     done = subprocess.run(
@@ -132,6 +138,7 @@ def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
         text=True,
         encoding="utf-8",
         cwd=folder,
+        env=_environment(),
         timeout=TIMEOUT_S,
         check=False,
     )

@@ -169,6 +169,8 @@ def _profile_changes(seen: Sequence[Witness]) -> Iterator[Answer]:
 def what_it_gained(seen: Sequence[Witness]) -> Iterator[Answer]:
     """The best speed-up that may be shown of each bench, and trainings of one target beside each other."""
     for w in seen:
+        if w.record.kind == "lap" and w.record.verdict is not None:
+            yield w.says(w.record.verdict.headline, badge_of(w.record)[1])
         if w.record.kind == "bench":
             yield from _gain(w)
         elif w.record.kind == "compare" and w.record.verdict is not None:

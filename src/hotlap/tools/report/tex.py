@@ -9,6 +9,7 @@ from typing import Any
 from hotlap.tools.report.document import (
     Block,
     Cell,
+    Code,
     Command,
     Document,
     Drawing,
@@ -92,12 +93,6 @@ def _mono(words: str) -> str:
     return rf"{{\ttfamily\small {escape(marked)}}}"
 
 
-def _source(text: str) -> str:
-    """Source line by line, its indentation and its straight quotes kept."""
-    lines = [_mono(line.replace(" ", "\u00a0")).replace("''", r"{\char34}") for line in text.splitlines()]
-    return "\\\\\n".join(line if line != _mono("") else r"\strut" for line in lines)
-
-
 def _coloured(words: str, tone: str) -> str:
     return rf"\textcolor{{hotlap{tone}}}{{{words}}}" if tone else words
 
@@ -121,8 +116,8 @@ class _Writer:
         self.files = files
         self.ways: dict[type, Callable[[Any], str]] = {
             Heading: self.heading, Words: self.words, Items: self.items, Facts: self.facts, Pairs: self.pairs,
-            Finding: self.finding, Command: self.command, Drawing: self.drawing, Fold: self.fold, Table: self.table,
-            Question: self.question,
+            Finding: self.finding, Command: self.command, Code: self.code, Drawing: self.drawing,
+            Fold: self.fold, Table: self.table, Question: self.question,
         }  # fmt: skip
 
     def block(self, block: Block) -> str:
@@ -177,8 +172,13 @@ class _Writer:
         return f"\\begin{{quote}}\n{body}\n\\end{{quote}}\n"
 
     def command(self, it: Command) -> str:
-        body = _source(it.text) if it.language else _mono(it.text)
-        return f"\\begin{{quote}}{body}\\end{{quote}}\n"
+        return f"\\begin{{quote}}{_mono(it.text)}\\end{{quote}}\n"
+
+    def code(self, it: Code) -> str:
+        """Line by line: ``verbatim`` would end at a record's own words."""
+        lines = (escape(line).replace(" ", "~") for line in it.text.splitlines())
+        body = "".join(f"{line or '~'}\\par\n" for line in lines)
+        return f"{{\\ttfamily\\footnotesize\\parskip=0pt\\raggedright\n{body}}}\n"
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure

@@ -26,7 +26,7 @@ class Fact:
 
 def trust_facts(record: RunRecord) -> list[Fact]:
     """Gate, replication, throttling, tenants, smallest visible effect, self-test; each where the record knows."""
-    if record.kind in ("doctor", "lap", "loader", "profile", "train", "tune", "verify"):
+    if record.kind in ("doctor", "loader", "profile", "train", "tune", "verify"):
         return []
     facts = [_gate(record), _replication(record), _throttling(record), _tenants(record), _visible(record)]
     return [fact for fact in [*facts, _self_test(record.extra.get("self_test"))] if fact is not None]

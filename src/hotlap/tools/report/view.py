@@ -173,6 +173,9 @@ def page_title(records: list[RunRecord], title: str) -> str:
     """The title asked for, or one that names what is on the page."""
     if title:
         return title
+    lap = next((record for record in records if record.kind == "lap"), None)
+    if lap is not None:
+        return f"A lap of {lap.config.get('target') or lap.name}"
     if len(records) == 1:
         return str(records[0].config.get("target") or records[0].name)
     return f"{format_count(len(records), 'run')} side by side"
