@@ -22,6 +22,8 @@ STOPPING_GROUPS = ("cpu", "gpu")
 LEAST_SEARCH = 0.25
 """Share of the whole budget that the search gets, whatever the other stages took."""
 VERIFY_GUESS_S = 15.0
+LONG_STEP_MS, LONG_STEP_QUICK_MS = 3000.0, 300.0
+"""Of a step longer than this the profile traces one instead of several."""
 
 
 class Skip(Exception):
