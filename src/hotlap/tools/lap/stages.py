@@ -175,8 +175,11 @@ def profile_after(lap: Round) -> RunRecord:
 def _profile(lap: Round, name: str, arm: ArmSpec, batch: int) -> RunRecord:
     from hotlap.tools.profile import ProfileConfig, profile
 
-    steps, detail = (3, False) if lap.config.quick else (5, True)
-    return profile(ProfileConfig(**lap.common(name), arm=arm.name, batch=batch, steps=steps, detail=detail), lap.emit)
+    quick, wall = lap.config.quick, lap.records["baseline"].arms[0].summary("wall")
+    long = wall is not None and wall.median > (LONG_STEP_QUICK_MS if quick else LONG_STEP_MS)
+    steps = 1 if long else 3 if quick else 5
+    config = ProfileConfig(**lap.common(name), arm=arm.name, batch=batch, steps=steps, detail=not quick)
+    return profile(config, lap.emit)
 
 
 def _chosen(lap: Round) -> tuple[ArmSpec, int]:
