@@ -106,6 +106,7 @@ def test_code_for_a_card_is_whole_python_and_says_what_the_arm_does(arm, mode):
         "SDPBackend.FLASH_ATTENTION": spec.sdpa == "flash",
         "checkpoint(": spec.recompute,
         "scaler.scale(loss)": spec.precision == "fp16" and mode == "train",
+        "GradScaler(": spec.precision == "fp16" and mode == "train",
         "fused=True": mode == "train" and (spec.fused or (spec.graph and spec.precision == "fp16")),
         "capturable=True": mode == "train" and spec.graph,
     }

@@ -46,7 +46,7 @@ def use_commands(config: LapConfig) -> list[str]:
 def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
     """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran."""
     train = mode == "train"
-    lines = [*_imports(arm), "", f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})", *_switches(arm)]
+    lines = [*_imports(arm), "", f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})", *_switches(arm, train)]
     lines += ["", "", *_prepare(arm, train), "", "", *_place(arm), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
     text = "\n".join(lines) + "\n"
@@ -65,7 +65,7 @@ def _imports(arm: ArmSpec) -> Iterator[str]:
         yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
 
 
-def _switches(arm: ArmSpec) -> Iterator[str]:
+def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
     """The device and what holds for the whole process."""
     yield f'device = torch.device("{arm.torch_device}")'
     if arm.threads:
@@ -76,8 +76,8 @@ def _switches(arm: ArmSpec) -> Iterator[str]:
             yield f'torch.backends.{place}.fp32_precision = "{kind}"'
     if arm.cudnn_benchmark:
         yield "torch.backends.cudnn.benchmark = True"
-    if arm.precision == "fp16":
-        yield 'scaler = torch.amp.GradScaler("cuda")  # in training'
+    if train and arm.precision == "fp16":
+        yield 'scaler = torch.amp.GradScaler("cuda")'
 
 
 def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
