@@ -63,6 +63,8 @@ class Day:
     """Exit code of the verification."""
     stored: str = "/store/net.json"
     advice: tuple[dict, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Of the search."""
 
     def find(self, name: str, lap: Round) -> dict:
         base = arm_row("cpu", 10.0, 16, "baseline")
@@ -77,7 +79,7 @@ class Day:
             rows = [{"arm": "cpu", "batch": 16, "peak_bytes": 7 * MIB}]
             found = {"winner": winner, "stored": self.stored, "profile": winner, "rows": rows}
             told = said("tuned") if winner else said("no configuration of net was found", 1)
-            return {"extra": {"tune": found}, "verdict": told, "config": {"budget": "77s"}}
+            return {"extra": {"tune": found}, "verdict": told, "config": {"budget": "77s"}, "notes": list(self.notes)}
         if name == "verify":
             return {"verdict": said("verified" if not self.consumer else "batch is 16, expected 32", self.consumer)}
         return self._bench(lap, base)

@@ -91,6 +91,13 @@ def test_the_exit_code_says_whether_it_is_faster_and_right(tmp_path, day, code, 
         assert lap_of(record).paste == "" and "bench was skipped" in " ".join(record.verdict.lines)
 
 
+def test_a_search_that_had_no_time_is_not_passed_off_as_one_that_found_nothing(tmp_path):
+    note = "The budget of 30 s left no time for switches: cpu:fused at batch 16."
+    record = go(tmp_path, Day(winner=("cpu", 16), notes=(note,)))
+    assert any("time for 1 configuration only; a longer --budget" in line for line in record.verdict.lines)
+    assert not any("longer --budget" in line for line in go(tmp_path).verdict.lines)
+
+
 def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
     record = go(tmp_path, Day(advice=ADVICE), advice=2)
     found = lap_of(record).advice

@@ -46,7 +46,12 @@ def use_commands(config: LapConfig) -> list[str]:
 def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
     """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran."""
     train = mode == "train"
-    lines = [*_imports(arm), "", f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})", *_switches(arm, train)]
+    lines = [
+        *_imports(arm),
+        "",
+        f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})",
+        *_switches(arm, train),
+    ]
     lines += ["", "", *_prepare(arm, train), "", "", *_place(arm), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
     text = "\n".join(lines) + "\n"

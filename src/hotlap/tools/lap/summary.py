@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
-from hotlap.base.format import format_percent, format_ratio
+from hotlap.base.format import format_count, format_percent, format_ratio
 from hotlap.measure.arms import parse_arm
 from hotlap.records.lap import FAILED, SKIPPED, Lap, LapAdvice, LapRow
 from hotlap.records.measurement import Arm, Comparison, Gate, Verdict
@@ -17,6 +17,8 @@ from hotlap.records.run import RunRecord
 from hotlap.tools.lap.stages import Round, at_batch, tested_advice
 
 WRONG = "wrong answer"
+OUT_OF_BUDGET = "left no time for"
+"""Words of the search's notes on what it did not try."""
 
 
 def table_rows(lap: Round) -> list[LapRow]:
@@ -118,7 +120,7 @@ def advice_rows(lap: Round) -> list[LapAdvice]:
 def give_verdict(found: Lap, lap: Round) -> Verdict:
     """The lap in one line. 0: faster and right; 1: nothing right, or not verified; 3: nothing faster, or not proven."""
     outcome, headline, code = _judge(found, lap)
-    lines = _stage_lines(found) + _advice_lines(found)
+    lines = _stage_lines(found) + _advice_lines(found) + _short_of_time(lap)
     verify = lap.records.get("verify")
     unsure = next((stage for stage in found.stages if stage.name == "verify" and stage.status == FAILED), None)
     if verify is not None and verify.verdict is not None and verify.verdict.exit_code != EXIT_OK:
@@ -162,6 +164,17 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
 def _stage_lines(found: Lap) -> list[str]:
     words = {FAILED: "failed", SKIPPED: "was skipped"}
     return [f"{stage.name} {words[stage.status]}: {stage.why}" for stage in found.stages if stage.status in words]
+
+
+def _short_of_time(lap: Round) -> list[str]:
+    """What the search left out: a lap that found nothing may not have looked."""
+    search = lap.records.get("tune")
+    notes = [note for note in search.notes if OUT_OF_BUDGET in note] if search else []
+    if not notes:
+        return []
+    tried = len({(row["arm"], row["batch"]) for row in search.extra["tune"].get("rows", [])}) if search else 0
+    ways = format_count(tried, "configuration")
+    return [f"the search had time for {ways} only; a longer --budget tries more ({notes[0].rstrip('.')})"]
 
 
 def _advice_lines(found: Lap) -> list[str]:
