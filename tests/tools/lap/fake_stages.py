@@ -63,6 +63,8 @@ class Day:
     """Exit code of the verification."""
     stored: str = "/store/net.json"
     advice: tuple[dict, ...] = ()
+    trials: tuple[dict, ...] = ()
+    memory: int = 1024 * MIB
     notes: tuple[str, ...] = ()
     """Of the search."""
 
@@ -76,8 +78,13 @@ class Day:
             return {"extra": {"profile": {"advice": list(self.advice)}}, "verdict": said("recurrent 90%")}
         if name == "tune":
             winner = dict(zip(("arm", "batch"), self.winner, strict=True)) if self.winner else None
-            rows = [{"arm": "cpu", "batch": 16, "peak_bytes": 7 * MIB}]
-            found = {"winner": winner, "stored": self.stored, "profile": winner, "rows": rows}
+            rows = [{"arm": "cpu", "batch": 16, "peak_bytes": 7 * MIB, "status": "ok"}, *self.trials]
+            found = {"key": {"memory_bytes": self.memory}} | {
+                "winner": winner,
+                "stored": self.stored,
+                "profile": winner,
+                "rows": rows,
+            }
             told = said("tuned") if winner else said("no configuration of net was found", 1)
             return {"extra": {"tune": found}, "verdict": told, "config": {"budget": "77s"}, "notes": list(self.notes)}
         if name == "verify":
@@ -89,7 +96,7 @@ class Day:
         if len(names) == 1:
             raise Skip("nothing to compare")
         arms = [base, *(arm_row(n, 10.0, 32 if "batch=32" in n else 16) for n in names[1:])]
-        after = names[-1] if not self.advice else names[2]
+        after = next(n for n in names if n.startswith(self.winner[0])) if lap.winner and not lap.stays else ""
         gates = [gate(n, self.after_error if n == after else 2e-5) for n in names]
         wrong = {g.arm for g in gates if not g.passed}
         heads = [against(n, "cpu", self.ratio, self.verdict) for n in names[1:] if n not in wrong]

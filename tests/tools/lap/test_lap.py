@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_stages import NAMES, Day, fake_stages, ran
+from fake_stages import MIB, NAMES, Day, fake_stages, ran
 
 from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory
 from hotlap.base.settings import Layer, resolve
@@ -68,6 +68,20 @@ def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path
     assert (after.ratio, after.verdict, after.right) == (2.0, "faster", True)
     assert after.error == pytest.approx(0.2) and after.peak_bytes == 100 * 1024**2
     assert after.samples_per_s == pytest.approx(3200) and before.ratio is None
+
+
+@pytest.mark.parametrize(
+    ("day", "shown"),
+    [
+        (Day(), True),
+        (Day(memory=19 * MIB), False),
+        (Day(memory=19 * MIB, trials=({"arm": "cpu", "batch": 32, "peak_bytes": 9 * MIB, "status": "ok"},)), True),
+        (Day(trials=({"arm": "cpu", "batch": 32, "peak_bytes": None, "status": "out of memory"},)), False),
+    ],
+)
+def test_the_old_arm_at_the_new_batch_is_timed_only_where_it_is_likely_to_fit(tmp_path, day, shown):
+    roles = [row.role for row in lap_of(go(tmp_path, day)).table]
+    assert roles == (["before", "batch", "after"] if shown else ["before", "after"])
 
 
 @pytest.mark.parametrize(

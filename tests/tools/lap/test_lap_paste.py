@@ -126,6 +126,11 @@ def test_a_pasted_recording_replays_the_step_on_a_card(plain_float32):
 
 def test_the_command_repeats_the_target_with_its_options():
     config = LapConfig(target="net.py:net", input=("3x32x32",), workload={"width": 8})
-    assert use_commands(config) == ["hotlap train net.py:net --input 3x32x32 --set workload.width=8"]
-    infer = LapConfig(target="unet", mode="infer")
-    assert use_commands(infer) == ["hotlap bench unet --mode infer --arms tuned-profile"]
+    assert use_commands(config, parse_arm("cuda:bf16"), has_card=True) == [
+        "hotlap train net.py:net --input 3x32x32 --set workload.width=8"
+    ]
+    train, infer = LapConfig(target="unet"), LapConfig(target="unet", mode="infer")
+    cpu, second = parse_arm("cpu:threads=2"), parse_arm("cuda:1:bf16")
+    assert use_commands(infer, cpu, has_card=False) == ["hotlap bench unet --mode infer --arms tuned-profile"]
+    assert use_commands(infer, cpu, has_card=True) == ["hotlap bench unet --mode infer --arms cpu,tuned-profile"]
+    assert use_commands(train, second, has_card=True) == ["hotlap train unet --device cuda:1"]

@@ -34,13 +34,15 @@ def record(step, *example):
 '''
 
 
-def use_commands(config: LapConfig) -> list[str]:
-    """Command lines that take the tuned profile by themselves."""
+def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str]:
+    """Command lines that take the tuned profile by themselves; ``has_card`` tells whether the device must be named."""
+    named = arm.index > 0 or (has_card and arm.device == "cpu")
     words = [config.target, *(word for text in config.input for word in ("--input", text))]
     words += [word for key, value in config.workload.items() for word in ("--set", f"workload.{key}={value}")]
     if config.mode == "train":
-        return [shlex.join(["hotlap", "train", *words])]
-    return [shlex.join(["hotlap", "bench", *words, "--mode", "infer", "--arms", "tuned-profile"])]
+        return [shlex.join(["hotlap", "train", *words, *(["--device", arm.torch_device] if named else [])])]
+    arms = f"{arm.torch_device},tuned-profile" if named else "tuned-profile"
+    return [shlex.join(["hotlap", "bench", *words, "--mode", "infer", "--arms", arms])]
 
 
 def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:

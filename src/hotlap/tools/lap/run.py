@@ -196,7 +196,9 @@ class _Run:
             table=table_rows(found) if baseline else [],
             advice=advice_rows(found),
             paste=paste_of(winner[0], winner[1], self.config.mode) if winner and not found.stays else "",
-            commands=use_commands(self.config) if winner else [],
+            commands=use_commands(self.config, winner[0], has_card=bool(self.record.environment.gpus))
+            if winner
+            else [],
             profile=_profile_path(found),
         )
 

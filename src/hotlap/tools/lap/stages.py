@@ -22,6 +22,8 @@ STOPPING_GROUPS = ("cpu", "gpu")
 LEAST_SEARCH = 0.25
 """Share of the whole budget that the search gets, whatever the other stages took."""
 VERIFY_GUESS_S = 15.0
+ROOM = 0.7
+"""Share of the device's memory that an arm which the search did not run may be expected to take."""
 LONG_STEP_MS, LONG_STEP_QUICK_MS = 3000.0, 300.0
 """Of a step longer than this the profile traces one instead of several."""
 
@@ -268,10 +270,24 @@ def bench_arms(lap: Round) -> tuple[str, ...]:
     arms = [lap.baseline.name]
     if lap.winner is not None and not lap.stays:
         arm, batch = lap.winner
-        if batch != lap.batch and arm != lap.baseline:
+        if batch != lap.batch and arm != lap.baseline and _likely_fits(lap, batch):
             arms.append(dataclasses.replace(lap.baseline, batch=batch).name)
         arms.append(at_batch(arm, batch, lap.batch))
     return tuple(dict.fromkeys([*arms, *(piece["arm"] for piece in tested_advice(lap))]))
+
+
+def _likely_fits(lap: Round, batch: int) -> bool:
+    """Whether the baseline's arm may be run at the winner's batch: one that runs out of memory disturbs the others.
+
+    It did so in the search, or its peak, taken to grow with the batch, leaves room.
+    """
+    found = lap.records["tune"].extra["tune"]
+    rows = [row for row in found["rows"] if row["arm"] == lap.baseline.name]
+    same = [row for row in rows if row["batch"] == batch]
+    if same:
+        return any(row["status"] == "ok" for row in same)
+    peaks = [row["peak_bytes"] / row["batch"] for row in rows if row["peak_bytes"]]
+    return not peaks or max(peaks) * batch < ROOM * found["key"]["memory_bytes"]
 
 
 def at_batch(arm: ArmSpec, batch: int, own: int) -> str:
