@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotlap.base.errors import KernelUnavailable
+from hotlap.kernels import nvrtc
 from hotlap.kernels.agreement import disagreements, in_float64, outputs_and_grads
 from hotlap.kernels.lstm import cuda, scan
 from hotlap.kernels.lstm.cases import LstmCase, run_layer
-from hotlap.kernels.lstm.cuda import Variant, compile_cubin, variant_for, why_not
+from hotlap.kernels.lstm.cuda import Variant, variant_for, why_not
 from hotlap.kernels.lstm.reference import lstm_ref
+from hotlap.kernels.nvrtc import compile_cubin
 
 CPU = torch.device("cpu")
 HERE = Path(__file__).parent
@@ -28,8 +29,8 @@ def host_scan(variant: Variant, folder: Path, without: str = "") -> scan.Scan:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    source = (HERE / "lstm_host.hpp", Path(cuda.__file__).with_name("lstm.cu"), HERE / "lstm_host.cpp")
-    text = "\n".join(file.read_text() for file in source)
+    source = [HERE / "fibres.hpp", HERE / "lstm_host.hpp", Path(cuda.__file__).with_name("lstm.cu")]
+    text = "\n".join(file.read_text() for file in [*source, HERE / "lstm_host.cpp"])
     assert without in text
     (folder / "lstm.cpp").write_text(text.replace(without, "") if without else text)
     shared = max(variant.shared_bytes.values())
@@ -101,23 +102,15 @@ def test_a_missing_barrier_is_seen(without, tmp_path, monkeypatch):
 )
 def test_compiles_for_a_card_with_clusters(dtype, hidden, tiles, products, tmp_path):
     pytest.importorskip("cuda.bindings")
-    variant = Variant(dtype=dtype, hidden=hidden, tiles=tiles, products=products)
+    program = Variant(dtype=dtype, hidden=hidden, tiles=tiles, products=products).program
     try:
-        cubin = compile_cubin(variant, "sm_90")
+        cubin = compile_cubin(program, "sm_90")
     except RuntimeError as error:  # the bindings are there and the compiler is not
         pytest.skip(f"no NVRTC: {error}")
     assert cubin.startswith(b"\x7fELF") and b"lstm_fwd_kernel" in cubin and b"lstm_bwd_kernel" in cubin
     (cached,) = (tmp_path / "cache" / "hotlap" / "kernels").iterdir()
     cached.write_bytes(b"kept")
-    assert compile_cubin(variant, "sm_90") == b"kept"
-
-
-def test_a_source_that_does_not_compile_says_where(monkeypatch):
-    pytest.importorskip("cuda.bindings")
-    monkeypatch.setattr(cuda, "read_source", lambda: "int x = y;")
-    message = r"(?s)lstm\.cu does not compile .*--define-macro=HIDDEN=64.*\"y\" is undefined"
-    with pytest.raises(KernelUnavailable, match=message):
-        compile_cubin(Variant(dtype=0, hidden=64, tiles=1, products=3), "sm_90")
+    assert compile_cubin(program, "sm_90") == b"kept"
 
 
 def test_float32_is_float32_unless_torch_may_use_tf32(plain_float32):
@@ -139,10 +132,10 @@ def test_float32_is_float32_unless_torch_may_use_tf32(plain_float32):
 def test_says_what_it_cannot_do(capability, dtype, hidden, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(cuda, "find_spec", lambda name: object())
+    monkeypatch.setattr(nvrtc, "find_spec", lambda name: object())
     assert why_not(torch.device("cuda"), dtype, hidden) == reason
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvrtc, "find_spec", lambda name: None)
     assert why_not(torch.device("cuda"), F32, 64) == "cuda-bindings is not installed"

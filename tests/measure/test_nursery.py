@@ -61,6 +61,16 @@ def test_a_forked_worker_answers_what_a_fresh_one_does(describe, nest):
     assert forked == [fresh, fresh] and nest.notes == []
 
 
+def test_every_forked_worker_has_the_device_for_itself(device, nest, tmp_path):
+    (tmp_path / "net.py").write_text(LINEAR)
+    arm = "cuda" if device.type == "cuda" else "cpu:threads=1"
+    timing = {"batch": 4, "seconds": 0.01, "warmup_seconds": 0.01, "tail": 0}
+    what = {"target": f"{tmp_path / 'net.py'}:make", "inputs": ["4"], "seed": 0, "mode": "train", "arm": arm}
+    job = {"job": "trial", **what, **timing}
+    found = [run_job(job, timeout_s=50, nursery=nest) for _ in range(2)]
+    assert all(min(one["wall_ms"]) > 0 for one in found) and nest.notes == []
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "words"),
     [

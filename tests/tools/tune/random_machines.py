@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
 from dataclasses import dataclass
 
 from simulated import Machine
@@ -12,13 +11,13 @@ from simulated import Machine
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import Config
+from hotlap.tools.tune.rows import Config, Row
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 
 FRESH_S = 9.0
-"""What a fresh interpreter takes to start, beside a fork."""
-GATE_S = 5.0
+"""What a fresh interpreter takes to start, more than a fork."""
+TRIAL_S, COMPILE_S, TIMED_S = 2.2, 25.0, 0.5
 
 
 class Card(Machine):
@@ -55,34 +54,33 @@ def random_rate(seed):
 
 @dataclass
 class Contest:
+    """One search beside its grid."""
+
     regret: float
+    """What the winner is truly slower by than the grid's best."""
     share: float
-    tuner_s: float
-    grid_s: float
+    """Of the grid's measuring time that the search took."""
     winner: Config
     best: Config
+    rows: list[Row]
 
 
-def contest(seed, about, *, arms, batches, noise=0.01, budget=60.0, compile_modes=("default",), **limits):
-    """The search against the whole grid of ``arms`` by ``batches``, on one machine; the grid is judged without noise."""
+def contest(seed, about, *, arms, batches, noise=0.01, budget=60.0):
+    """The search beside the whole grid of ``arms`` by ``batches`` on one machine; the grid is judged without noise."""
     rate = random_rate(seed)
-    machine = Card(seed=seed, noise=noise, rate=rate, trial_s=2.2, compile_s=25.0)
+    machine = Card(seed=seed, noise=noise, rate=rate, trial_s=TRIAL_S, compile_s=COMPILE_S)
     names = tuple(arm.name for arm in arms)
-    space = make_space(about, mode="train", arms=names, batches=tuple(batches), compile_modes=compile_modes, **limits)
-    outcome = Search(space, machine, Goal("throughput"), Budget(seconds=budget, rung_seconds=0.5)).run()
+    space = make_space(about, mode="train", arms=names, batches=tuple(batches))
+    outcome = Search(space, machine, Goal("throughput"), Budget(seconds=budget, rung_seconds=TIMED_S)).run()
     cells = {Config(arm.name, batch): rate(arm, batch) for arm in arms for batch in batches}
     best = max(cells, key=lambda cell: cells[cell])
-    grid_s = sum((25.0 if arm.compile else 2.2) + 0.5 for arm in arms for _ in batches)
+    grid_s = sum((COMPILE_S if arm.compile else TRIAL_S) + TIMED_S for arm in arms for _ in batches)
     tuner_s = sum(row.seconds for row in machine.rows)
     regret = 1 - rate(parse_arm(outcome.winner.arm), outcome.winner.batch) / cells[best]
-    return Contest(regret, tuner_s / grid_s, tuner_s, grid_s, outcome.winner, best), machine
+    return Contest(regret, tuner_s / grid_s, outcome.winner, best, machine.rows)
 
 
 def recorded_arms(layouts=(False, True)):
     """Half precisions and TF32 by layout, optimizer and recording: no compilation."""
     kinds = itertools.product(("tf32", "bf16", "fp16"), layouts, (False, True), (False, True))
     return [ArmSpec(device="cuda", precision=p, channels_last=c, fused=f, graph=g) for p, c, f, g in kinds]
-
-
-def summary(found):
-    return statistics.median(c.regret for c in found), statistics.median(c.share for c in found)

@@ -317,6 +317,8 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"seconds": -1.0}, r"seconds = -1.0 is out of range"),
         ({"budget": "soon"}, "budget = 'soon' is not a time"),
         ({"batch": 9, "max_batch": 8}, "batch = 9 is above max_batch = 8"),
+        ({"batches": (4, 0)}, "batches = 0 is too small"),
+        ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
     ],
 )
 def test_wrong_settings_are_refused(given, words):

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import KernelUnavailable
 from hotlap.kernels.lstm.scan import Scan, scan_layer
+from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function, why_no_compiler
 
 MAX_HIDDEN = 256
 """Eight blocks, the most a cluster may always have, hold the weights of so many units in their registers."""
@@ -37,10 +34,8 @@ def why_not(device: torch.device, dtype: torch.dtype, hidden: int) -> str:
         return f"{str(dtype).removeprefix('torch.')} is not among float32, float16 and bfloat16"
     if hidden > MAX_HIDDEN:
         return f"hidden = {hidden} is above {MAX_HIDDEN}"
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
-        return "cuda-bindings is not installed"
-    if not torch.cuda.is_available():
-        return "no CUDA device"
+    if reason := why_no_compiler():
+        return reason
     major, minor = torch.cuda.get_device_capability(device)
     return "" if major >= 9 else f"clusters of blocks need sm_90 or newer, and the card is sm_{major}{minor}"
 
@@ -83,14 +78,11 @@ class Variant:
             "lstm_bwd_kernel": 2 * slots * self.tiles * UNITS * 8 * 4 + rows * (4 * UNITS * size + 64),
         }
 
-    def options(self, architecture: str) -> list[str]:
-        """The compiler's options for ``architecture``, as in sm_90."""
-        defines = {"DTYPE": self.dtype, "HIDDEN": self.hidden, "TILES": self.tiles, "PRODUCTS": self.products}
-        return [
-            f"--gpu-architecture={architecture}",
-            "--std=c++17",
-            *(f"--define-macro={name}={value}" for name, value in defines.items()),
-        ]
+    @property
+    def program(self) -> Program:
+        """The source compiled for this variant."""
+        macros = (("DTYPE", self.dtype), ("HIDDEN", self.hidden), ("TILES", self.tiles), ("PRODUCTS", self.products))
+        return Program(name="lstm.cu", source=read_source(), macros=macros)
 
 
 def variant_for(dtype: torch.dtype, hidden: int, tiles: int) -> Variant:
@@ -100,70 +92,14 @@ def variant_for(dtype: torch.dtype, hidden: int, tiles: int) -> Variant:
     return Variant(dtype=DTYPES[dtype], hidden=rounded, tiles=tiles, products=1 if one else 3)
 
 
+@functools.cache
 def read_source() -> str:
     """The CUDA C++ that is compiled."""
     return "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SOURCES)
 
 
-def compile_cubin(variant: Variant, architecture: str) -> bytes:
-    """Machine code for ``architecture``, from the user's cache if it was compiled before."""
-    from cuda.bindings import nvrtc
-
-    source, options = read_source(), variant.options(architecture)
-    key = "\n".join([source, *options, str(nvrtc.nvrtcVersion()[1:])])
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    cached = Path(base) / "hotlap" / "kernels" / f"lstm-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    if cached.is_file():
-        return cached.read_bytes()
-    cubin = _run_nvrtc(source, options)
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    whole = cached.with_name(f"{cached.name}.{os.getpid()}")
-    whole.write_bytes(cubin)
-    whole.replace(cached)  # another process never sees half a file
-    return cubin
-
-
-def _run_nvrtc(source: str, options: list[str]) -> bytes:
-    from cuda.bindings import nvrtc
-
-    program = _done(nvrtc.nvrtcCreateProgram(source.encode(), b"lstm.cu", 0, [], []))
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = bytearray(_done(nvrtc.nvrtcGetProgramLogSize(program)))
-        _done(nvrtc.nvrtcGetProgramLog(program, log))
-        text = log.decode(errors="replace").strip("\0 \n")
-        raise KernelUnavailable(f"lstm.cu does not compile ({' '.join(options)}): {text}")
-    cubin = bytearray(_done(nvrtc.nvrtcGetCUBINSize(program)))
-    _done(nvrtc.nvrtcGetCUBIN(program, cubin))
-    _done(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(cubin)
-
-
-def _done(answer: tuple[Any, ...]) -> Any:
-    """What a call of the CUDA bindings returned besides its status, which must be success."""
-    status, *values = answer
-    if int(status) != 0:
-        raise KernelUnavailable(f"a CUDA call of the LSTM kernel failed: {status!r}")
-    return values[0] if values else None
-
-
-@functools.cache
 def _function(device: int, variant: Variant, name: str) -> Any:
-    from cuda.bindings import driver
-
-    major, minor = torch.cuda.get_device_capability(device)
-    module = _module(device, variant, f"sm_{major}{minor}")
-    function = _done(driver.cuModuleGetFunction(module, name.encode()))
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _done(driver.cuFuncSetAttribute(function, attribute, variant.shared_bytes[name]))
-    return function
-
-
-@functools.cache
-def _module(device: int, variant: Variant, architecture: str) -> Any:
-    from cuda.bindings import driver
-
-    return _done(driver.cuModuleLoadData(compile_cubin(variant, architecture)))
+    return load_function(device, variant.program, name, variant.shared_bytes[name])
 
 
 @functools.cache
@@ -179,7 +115,7 @@ def _clusters_at_once(device: int, variant: Variant, name: str) -> int:
     config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
     config.sharedMemBytes = variant.shared_bytes[name]
     config.attrs, config.numAttrs = [size], 1
-    return _done(driver.cuOccupancyMaxActiveClusters(_function(device, variant, name), config))
+    return done(driver.cuOccupancyMaxActiveClusters(_function(device, variant, name), config))
 
 
 def _tiles(name: str, like: Tensor) -> int:
@@ -196,7 +132,7 @@ def _launch(name: str, like: Tensor, tensors: Sequence[Tensor], flags: Sequence[
     num_batch, num_steps, num_directions, hidden, _ = like.shape
     device = like.device.index
     with torch.cuda.device(device):
-        _ensure_context(device)
+        ensure_context(device)
         variant = variant_for(like.dtype, hidden, _tiles(name, like))
         clusters = -(-num_batch // (8 * variant.tiles))
         values = [tensor.data_ptr() for tensor in tensors]
@@ -207,16 +143,7 @@ def _launch(name: str, like: Tensor, tensors: Sequence[Tensor], flags: Sequence[
         arguments = (tuple(values + sizes), tuple(kinds))
         function = _function(device, variant, name)
         shared = variant.shared_bytes[name]
-        _done(driver.cuLaunchKernel(function, *grid, THREADS, 1, 1, shared, stream, arguments, 0))
-
-
-def _ensure_context(device: int) -> None:
-    """Makes the card's context current: the threads that run backward passes may not have one yet."""
-    from cuda.bindings import driver
-
-    if int(_done(driver.cuCtxGetCurrent())) == 0:
-        card = _done(driver.cuDeviceGet(device))
-        _done(driver.cuCtxSetCurrent(_done(driver.cuDevicePrimaryCtxRetain(card))))
+        done(driver.cuLaunchKernel(function, *grid, THREADS, 1, 1, shared, stream, arguments, 0))
 
 
 def _forward(

@@ -35,8 +35,7 @@ class TuneConfig:
     device: str = ""
     """cpu, cuda or cuda:1; by default a GPU where there is one."""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """Whole steps recorded as CUDA graphs; auto leaves them out for training, because 'hotlap train' does not replay
-    them (compile=reduce-overhead records the model's part)."""
+    """Steps recorded as CUDA graphs; auto and on try them wherever the device has them, off leaves them out."""
     batch: int | None = None
     """Fixes the batch; by default it is searched, beginning with the workload's own."""
     max_batch: int | None = None

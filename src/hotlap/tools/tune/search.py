@@ -178,7 +178,7 @@ class Search:
         return [arm for arm in changed if self.space.allows(arm)]
 
     def _doubtful(self, ranked: Sequence[Estimate], rung: int) -> list[Estimate]:
-        """The best and those that may be better, if a second look is worth it: much may be lost, or looking is cheap."""
+        """The best and those that may be better, if a second look pays: much may be lost, or looking is cheap."""
         if not ranked:
             return []
         best = ranked[0]

@@ -146,7 +146,7 @@ def make_space(
     return Space(
         firsts=tuple(_firsts(plain, about)),
         switches=tuple(_switches(plain, about, mode)),
-        compiled=tuple(_compiled(plain, about, mode, graphs, compile_modes)),
+        compiled=tuple(_compiled(plain, about, graphs, compile_modes)),
         **bounds,
     )
 
@@ -174,13 +174,13 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
 
 
-def _compiled(plain: ArmSpec, about: Description, mode: str, graphs: str, modes: tuple[str, ...]) -> list[Change]:
+def _compiled(plain: ArmSpec, about: Description, graphs: str, modes: tuple[str, ...]) -> list[Change]:
     """Forms of one arm, the cheap ones first: a recording costs no more than an eager trial."""
     modes = modes if about.can_compile else ()
     default: list[Change] = [{"compile": "default"}] if "default" in modes else []
     if plain.device == "cpu":
         return default
-    record = graphs == "on" or (graphs == "auto" and mode == "infer")
+    record = graphs != "off"
     found: list[Change] = [{"graph": True}] if record else []
     found += default
     found += [{**form, "graph": True} for form in default if record]

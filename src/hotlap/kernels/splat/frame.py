@@ -1,0 +1,97 @@
+"""What a splatting kernel is given and what it gives back; every implementation has the same two functions.
+
+``forward(splats, view) -> Drawn`` draws, and
+``backward(splats, view, drawn, v_colors, v_alphas, v_means2d, needs) -> dict`` has the gradients asked for, by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+TILE = 16
+"""Pixels on each side of a tile."""
+MIN_ALPHA = 1 / 255
+"""What a splat covers less of a pixel than this is left out, as in gsplat and in the first implementation."""
+MAX_ALPHA = 0.999
+"""No splat covers more of a pixel than this, so that what is behind it can still be learned."""
+MIN_TRANSMITTANCE = 1e-4
+"""A splat that would leave no more light than this is left out, and so are those behind it."""
+CLAMP = 0.15
+"""The projection is linearised at most so far outside the picture, in widths and heights of it."""
+GRADIENTS = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds", "means2d")
+"""What ``needs`` may name; ``means2d_abs`` comes with ``means2d`` if the view has ``absgrad``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How a frame is drawn. It can be hashed, so that kernels may be compiled for it."""
+
+    width: int
+    """Pixels of a row."""
+    height: int
+    """Rows."""
+    near: float = 0.01
+    """Splats with a smaller depth are not drawn."""
+    far: float = 1e10
+    """Splats with a greater depth are not drawn."""
+    eps2d: float = 0.3
+    """Added to the variances on the screen, in square pixels: no splat is much thinner than a pixel."""
+    radius_clip: float = 0.0
+    """Splats whose extents, in pixels, are both no more than this are not drawn."""
+    antialiased: bool = False
+    """Opacities are lowered by what ``eps2d`` makes splats larger."""
+    sh_degree: int | None = None
+    """Of the spherical harmonics that the colours are coefficients of; None: they are colours as they are."""
+    raw: bool = False
+    """Scales are logarithms and opacities logits, and so are their gradients."""
+    depth: bool = False
+    """One more channel at the end: the depth of the splats, blended with the same weights as the colours."""
+    absgrad: bool = False
+    """The sum over pixels of the absolute gradients of ``means2d`` is wanted too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Splats:
+    """What a frame is drawn from; all tensors are of one floating-point type and on one device."""
+
+    means: Tensor
+    """[N, 3] centres in the world."""
+    quats: Tensor
+    """[N, 4] rotations as w, x, y, z, of any length but 0."""
+    scales: Tensor
+    """[N, 3] standard deviations along the axes, or their logarithms."""
+    opacities: Tensor
+    """[N], or their logits."""
+    colors: Tensor
+    """[N, K, 3] coefficients with K >= (sh_degree + 1)^2, or colours [N, D] or [C, N, D]; D may be 0."""
+    viewmats: Tensor
+    """[C, 4, 4] camera from world: rotation and shift."""
+    Ks: Tensor
+    """[C, 3, 3] pinhole intrinsics in pixels; the skew is not read."""
+    backgrounds: Tensor | None
+    """[C, D] behind all splats, or [C, 3] with coefficients; None: black. The depth behind all splats is 0."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """A frame, and what is known of each splat on each screen; zeros for those that are not drawn."""
+
+    colors: Tensor
+    """[C, H, W, D], with ``view.depth`` one channel more."""
+    alphas: Tensor
+    """[C, H, W, 1] what the splats cover of each pixel."""
+    means2d: Tensor
+    """[C, N, 2] centres on the screen, in pixels; the first pixel's centre is at 0.5."""
+    radii: Tensor
+    """[C, N, 2] int32 half extents in pixels, rounded up; 0: not drawn."""
+    depths: Tensor
+    """[C, N] the camera's z."""
+    conics: Tensor
+    """[C, N, 3] the inverse covariance on the screen: xx, xy, yy."""
+    tiles_per_splat: Tensor
+    """[C, N] int32 tiles in which a splat is looked at; never less than those where it covers a pixel."""
+    saved: Any = None
+    """What this implementation's ``backward`` needs besides. It must not hold the tensors above themselves."""
