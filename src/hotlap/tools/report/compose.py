@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import hotlap
 from hotlap.records.run import RunRecord, now
-from hotlap.tools.report.document import Block, Cell, Column, Document, Drawing, Part, Question, Section, Table
+from hotlap.tools.report.document import Block, Cell, Column, Document, Drawing, Part, Question, Section, Table, Words
 from hotlap.tools.report.next_steps import next_steps
+from hotlap.tools.report.profile_pair import pair_figure
 from hotlap.tools.report.sections import part_of
 from hotlap.tools.report.speed import speed_rows
 from hotlap.tools.report.speed_table import shared_table
@@ -50,24 +51,30 @@ def _with_next_steps(part: Part, record: RunRecord) -> Part:
 
 
 def _together(records: Sequence[RunRecord], parts: Sequence[Part]) -> list[Section]:
-    """What several records share: every arm in one table, trainings in one frame."""
+    """What several records share: every arm in one table, two profiles and trainings in one frame."""
     runs = [(f"{part.number}. {part.name}", part.anchor, speed_rows(r)) for part, r in zip(parts, records, strict=True)]
     compared = [run for run in runs if run[2]]
     found = [Section(title="Every arm of every run", blocks=(shared_table(compared),))] if compared else []
+    changed = pair_figure(records)
+    found += [Section(title="The step before and after", blocks=(Drawing(figure=changed),))] if changed else []
     trainings: tuple[Block, ...] = tuple(Drawing(figure=figure) for figure in comparison_figures(records))
     return found + ([Section(title="Trainings side by side", blocks=trainings)] if trainings else [])
 
 
 def _index(records: Sequence[RunRecord], parts: Sequence[Part]) -> Section:
-    columns = (Column(title="Run"), Column(title="Outcome"), Column(title="What was found", label="Found"))
-    rows = tuple(
-        (
+    """What each record found, in a line; the machine only where there is more than one."""
+    machines = [record.environment.device_line() for record in records]
+    differ = len(set(machines)) > 1
+    columns = [Column(title="Run"), Column(title="Outcome"), Column(title="What was found", label="Found")]
+    columns += [Column(title="Machine")] if differ else []
+    rows = []
+    for part, machine in zip(parts, machines, strict=True):
+        cells = [
             Cell(text=f"{part.number}. {part.name}", link=part.anchor, more=(part.kind,)),
             Cell(text=part.badge, tone=part.tone, badge=True),
             Cell(text=part.headline),
-            Cell(text=record.environment.device_line()),
-        )
-        for part, record in zip(parts, records, strict=True)
-    )
-    table = Table(columns=(*columns, Column(title="Machine")), rows=rows)
-    return Section(title="All runs", blocks=(table,), anchor="index")
+        ]
+        rows.append((*cells, *((Cell(text=machine),) if differ else ())))
+    table = Table(columns=tuple(columns), rows=tuple(rows))
+    where = () if differ else (Words(text=f"All on one machine: {machines[0]}.", style="quiet"),)
+    return Section(title="All runs", blocks=(table, *where), anchor="index")

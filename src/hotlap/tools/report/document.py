@@ -184,10 +184,8 @@ class Answer:
 
     text: str
     tone: str = ""
-    link: str = ""
-    """Anchor of the part that bears it out."""
-    source: str = ""
-    """That part's name."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Anchors and names of the parts that bear it out."""
     command: str = ""
     """What to type, for a sentence that says what to do."""
 

@@ -63,7 +63,7 @@ def lap_sections(record: RunRecord) -> list[Section]:
 def _before_and_after(rows: Sequence[dict[str, Any]]) -> list[Block]:
     if not rows:
         return []
-    titles = ("", "Arm", "Batch", "Median\n[95% interval]", "Samples/s", "Speed-up\n[95% interval]", "Verdict",
+    titles = ("Arm", "Batch", "Median\n[95% interval]", "Samples/s", "Speed-up\n[95% interval]", "Verdict",
               "Error\nof allowed", "Peak\nmemory")  # fmt: skip
     lead = "All times are of one bench that ran the arms in turns. A speed-up is of samples a second."
     table = Table(
@@ -78,8 +78,7 @@ def _row(row: dict[str, Any]) -> tuple[Cell, ...]:
     speed, _, between = format_ratio(row.get("ratio"), row.get("low"), row.get("high")).partition(" [")
     verdict = str(row.get("verdict") or "")
     return (
-        Cell(text=str(row.get("role", "")), strong=row.get("role") in ("before", "after")),
-        Cell(text=str(row.get("arm", "")), mono=True),
+        Cell(text=str(row.get("arm", "")), mono=True, more=(str(row.get("role", "")),)),
         Cell(text=str(row.get("batch", "")), number=True),
         Cell(text=time, number=True, more=(f"[{interval}",) if interval else ()),
         Cell(text=format_number(row.get("samples_per_s")), number=True),

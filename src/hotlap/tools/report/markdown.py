@@ -44,6 +44,12 @@ def code(words: str) -> str:
     return f"{fence}{pad}{flat}{pad}{fence}" if flat else ""
 
 
+def _fenced(text: str, language: str) -> str:
+    """Lines as they are, between fences longer than any among them."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{fence}{language}\n{text}\n{fence}\n\n"
+
+
 def draw_markdown(document: Document, figures: str) -> str:
     """The report as Markdown; ``figures`` is the folder of its drawings, as it is seen from the file."""
     writer = MarkdownWriter({key: f"{figures}/{name}.svg" for key, (name, _) in named_figures(document).items()})
@@ -115,11 +121,10 @@ class MarkdownWriter:
         return "  \n  ".join(line for line in lines if line) + "\n\n"
 
     def command(self, it: Command) -> str:
-        return f"```sh\n{it.text.replace('```', '')}\n```\n\n"
+        return _fenced(it.text, "sh")
 
     def code(self, it: Code) -> str:
-        fence = "~" * max(3, *(len(run) + 1 for run in re.findall("~+", it.text)), 3)
-        return f"{fence}{it.language}\n{it.text}\n{fence}\n\n"
+        return _fenced(it.text, it.language)
 
     def drawing(self, it: Drawing) -> str:
         figure = it.figure
@@ -138,7 +143,8 @@ class MarkdownWriter:
         heading = f"### {escape(it.text)}\n\n" if it.text else ""
         lines = []
         for answer in it.answers:
-            source = f" ([{escape(answer.source)}](#{answer.link}))" if answer.link else ""
+            links = ", ".join(f"[{escape(name)}](#{anchor})" for anchor, name in answer.links)
+            source = f" ({links})" if links else ""
             command = f"  \n  {code(answer.command)}" if answer.command else ""
             mark = f"{MARKS[answer.tone]} " if answer.tone in MARKS else ""
             lines.append(f"- {mark}{escape(answer.text)}{source}{command}\n")

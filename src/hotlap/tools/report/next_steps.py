@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hotlap.base.format import format_number
+from hotlap.base.format import format_count, format_number
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer
 from hotlap.tools.report.lap import found_of
 from hotlap.tools.report.method import command_line
 from hotlap.tools.report.speed import headline_comparisons
 from hotlap.tools.report.trust import FEW_PROCESSES, replication
+from hotlap.tools.report.view import ENDS
 
 MOST = 6
 
@@ -30,6 +32,11 @@ def _target(record: RunRecord) -> str:
     return str(record.config.get("target") or "TARGET")
 
 
+def _typed(target: str) -> str:
+    """A target as a shell takes it."""
+    return shlex.quote(target)
+
+
 def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """A lap that found something faster says how to use it."""
     for record in records:
@@ -46,9 +53,10 @@ def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
             yield Answer(text=f"Wait for {record.kind} {record.name}, which is still running.", tone="warn")
             continue
         if record.kind == "train" and record.status == "interrupted":
-            text, command = f"Let the training {record.name} go on.", f"hotlap train {_target(record)} --resume"
+            text, command = f"Let the training {record.name} go on.", f"hotlap train {_typed(_target(record))} --resume"
         else:
-            text, command = f"Repeat {record.kind} {record.name}, which is {record.status}.", command_line(record)
+            how = ENDS.get(record.status, f"is {record.status}")
+            text, command = f"Repeat {record.kind} {record.name}, which {how}.", command_line(record)
         yield Answer(text=text, tone="bad", command=command)
 
 
@@ -70,18 +78,24 @@ def _open_questions(records: Sequence[RunRecord]) -> Iterator[Answer]:
                 yield Answer(text=text, tone="bad")
         verdicts = {c.verdict for c in headline_comparisons(record)}
         processes, _ = replication(record)
-        if "inconclusive" in verdicts or 0 < processes < FEW_PROCESSES:
-            why = "could not tell" if "inconclusive" in verdicts else f"had {processes} processes"
+        if "inconclusive" in verdicts or (verdicts and 0 < processes < FEW_PROCESSES):
+            had = format_count(processes, "process", "processes")
+            why = "could not tell" if "inconclusive" in verdicts else f"had only {had}"
             yield Answer(
                 text=f"Measure {record.name} again with more processes: this run {why}.",
                 tone="warn",
-                command=f"{_without_quick(record)} --processes {max(16, 2 * processes)}",
+                command=_bench_again(record, max(16, 2 * processes)),
             )
 
 
-def _without_quick(record: RunRecord) -> str:
+def _bench_again(record: RunRecord, processes: int) -> str:
+    """The bench's own command without --quick, or one that names its arms where another verb ran it."""
     words = [word for word in command_line(record).split(" ") if word != "--quick"]
-    return " ".join(words) if len(words) > 1 else f"hotlap bench {_target(record)}"
+    if "bench" not in words:
+        arms = ",".join(arm.name for arm in record.arms if arm.role != "context")
+        words = ["hotlap", "bench", _typed(_target(record)), "--arms", shlex.quote(arms)]
+        words += ["--mode", str(record.config["mode"])] if record.config.get("mode") else []
+    return " ".join([*words, "--processes", str(processes)])
 
 
 def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
@@ -105,7 +119,7 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    target = next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET")
+    target = _typed(next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET"))
     mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
     if "tune" in kinds and "bench" not in kinds:
         yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")

@@ -5,8 +5,9 @@ Each sentence is borne out by one record, which it names. A question that no rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hotlap.base.format import (
@@ -24,10 +25,11 @@ from hotlap.records.measurement import Comparison
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer, Question
 from hotlap.tools.report.next_steps import next_steps
+from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
 from hotlap.tools.report.training import device_of, training_log
 from hotlap.tools.report.trust import trust_facts
-from hotlap.tools.report.view import badge_of
+from hotlap.tools.report.view import ENDS, badge_of
 
 SHOWN = 3
 BIG_CHANGE = 0.05
@@ -42,13 +44,12 @@ class Witness:
     place: int
 
     def says(self, text: str, tone: str = "") -> Answer:
-        return Answer(text=text, tone=tone, link=f"run-{self.place + 1}", source=f"run {self.place + 1}")
+        return Answer(text=text, tone=tone, links=((f"run-{self.place + 1}", f"run {self.place + 1}"),))
 
     @property
     def analysis(self) -> dict[str, Any]:
         """What a profile found; empty for any other record."""
-        found = self.record.extra.get("profile")
-        return (found.get("analysis") or {}) if self.record.kind == "profile" and isinstance(found, dict) else {}
+        return analysis_of(self.record)
 
     @property
     def step_ms(self) -> float | None:
@@ -60,7 +61,7 @@ class Witness:
 def tell(records: Sequence[RunRecord]) -> list[Question]:
     """The five questions with what the records answer."""
     seen = [Witness(record=record, place=place) for place, record in enumerate(records)]
-    target = next((str(t) for record in records if (t := record.config.get("target"))), "TARGET")
+    target = shlex.quote(next((str(t) for record in records if (t := record.config.get("target"))), "TARGET"))
     asked: list[tuple[str, Callable[[Sequence[Witness]], Iterator[Answer]], str]] = [
         ("What was slow?", what_was_slow, f"hotlap profile {target}"),
         ("What changed?", what_changed, f"hotlap tune {target}"),
@@ -70,8 +71,18 @@ def tell(records: Sequence[RunRecord]) -> list[Question]:
     found = []
     for text, answers, verb in asked:
         missing = Answer(text="These records do not tell. This would:", tone="muted", command=verb)
-        found.append(Question(text=text, answers=tuple(answers(seen)) or (missing,)))
+        found.append(Question(text=text, answers=_merged(answers(seen)) or (missing,)))
     return [*found, Question(text="What next?", answers=tuple(next_steps(records)))]
+
+
+def _merged(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """The answers, those of equal words as one that names all its records."""
+    found: dict[tuple[str, str], Answer] = {}
+    for answer in answers:
+        known = found.get((answer.text, answer.tone))
+        links = (*known.links, *answer.links) if known else answer.links
+        found[answer.text, answer.tone] = replace(answer, links=links)
+    return tuple(found.values())
 
 
 def what_was_slow(seen: Sequence[Witness]) -> Iterator[Answer]:
@@ -89,7 +100,13 @@ def what_was_slow(seen: Sequence[Witness]) -> Iterator[Answer]:
         for arm in w.record.arms if w.record.kind == "bench" else []:
             summary = arm.summary("wall")
             if arm.role == "baseline" and summary:
-                yield w.says(f"The baseline, {arm.name}: {format_ms(summary.median)} a step; no profile says why.")
+                yield w.says(f"{_subject(w.record)}: {format_ms(summary.median)} a step on the baseline, {arm.name}.")
+    if any(w.record.kind == "bench" for w in seen):
+        yield Answer(text="No profile among these records says why.", tone="muted")
+
+
+def _subject(record: RunRecord) -> str:
+    return f"{record.config.get('target') or record.name} {record.config.get('mode') or ''}".strip()
 
 
 def _parts_of_the_step(w: Witness) -> Iterator[Answer]:
@@ -118,7 +135,7 @@ def what_changed(seen: Sequence[Witness]) -> Iterator[Answer]:
         yield _chosen(w)
     yield from _profile_changes(seen)
     for w in seen:
-        if w.record.kind in ("compare", "export") and w.record.verdict is not None:
+        if w.record.kind == "export" and w.record.verdict is not None:
             yield w.says(w.record.verdict.headline)
     if tunes:
         return
@@ -137,33 +154,24 @@ def _chosen(w: Witness) -> Answer:
     text = f"The search chose {winner['arm']} at batch {winner['batch']} in {format_count(len(rows), 'trial')}"
     first = rows[0] if rows else {}
     begun = (first.get("arm"), first.get("batch"))
-    if first and begun != (winner["arm"], winner["batch"]):
-        text += f"; it began with {begun[0]} at batch {begun[1]}"
-    return w.says(text + ".", "good")
+    if begun == (winner["arm"], winner["batch"]):
+        return w.says(f"{text}: what it began with.", "muted")
+    return w.says(f"{text}; it began with {begun[0]} at batch {begun[1]}." if first else f"{text}.", "good")
 
 
 def _profile_changes(seen: Sequence[Witness]) -> Iterator[Answer]:
     """The categories that gained or lost most between the first and the last profile of one target."""
-    profiles = [w for w in seen if w.analysis]
     for w in seen:
         if w.record.kind == "profile" and "diff" in w.record.extra and w.record.verdict is not None:
             yield w.says(w.record.verdict.headline)
-    if len(profiles) < 2:
+    pair = profile_pair([w.record for w in seen])
+    if pair is None:
         return
-    first, last = profiles[0], profiles[-1]
-    keys = ("target", "mode", "batch")
-    if [first.record.config.get(k) for k in keys] != [last.record.config.get(k) for k in keys]:
-        return
-    before, after = ({p["name"]: p["ms"] for p in w.analysis["categories"]} for w in (first, last))
-    step = first.analysis["step_ms"]
-    moved = [(after.get(name, 0.0) - before.get(name, 0.0), name) for name in {**before, **after}]
-    big = [pair for pair in sorted(moved, key=lambda pair: -abs(pair[0])) if abs(pair[0]) >= BIG_CHANGE * step]
-    told = [
-        f"{name} from {format_ms(before.get(name, 0.0))} to {format_ms(after.get(name, 0.0))}"
-        for _, name in big[:SHOWN]
-    ]
+    big = [row for row in pair.rows if abs(row.after_ms - row.before_ms) >= BIG_CHANGE * pair.step_ms]
+    told = [f"{row.label} from {format_ms(row.before_ms)} to {format_ms(row.after_ms)}" for row in big[:SHOWN]]
     if told:
-        yield last.says(f"Between the two profiles a traced step went, in {'; '.join(told)}.")
+        text = f"From the first profile to the last, in {pair.per}: {format_list(told)}."
+        yield seen[pair.last].says(text)
 
 
 def what_it_gained(seen: Sequence[Witness]) -> Iterator[Answer]:
@@ -194,7 +202,7 @@ def _gain(w: Witness) -> Iterator[Answer]:
         return
     best = max(allowed, key=lambda c: c.ratio)
     ratio = format_ratio(best.ratio, best.low, best.high)
-    where = f"{record.config.get('target') or record.name}, {record.config.get('mode') or 'step'}"
+    where = _subject(record)
     if best.verdict == "faster":
         yield w.says(f"{where}: {best.arm} is {ratio} as fast as {best.baseline}{_costs(record, best)}.", "good")
     elif best.verdict == "slower":
@@ -249,13 +257,17 @@ def can_i_trust_it(seen: Sequence[Witness]) -> Iterator[Answer]:
     """Unfinished runs first, then each bench's facts, the search's gate, the doctor's findings."""
     for w in seen:
         if w.record.status != "complete":
-            yield w.says(f"{w.record.kind} {w.record.name} is {w.record.status}: not a result.", "bad")
+            how = ENDS.get(w.record.status, f"is {w.record.status}")
+            yield w.says(f"{w.record.kind} {w.record.name} {how}: not a result.", "bad")
     machines = {w.record.environment.device_line() for w in seen}
     if len(machines) > 1:
         yield Answer(text=f"The records are of {len(machines)} machines: {format_list(sorted(machines))}.", tone="warn")
-    several = sum(w.record.kind == "bench" for w in seen) > 1
+    benches = [w for w in seen if w.record.kind == "bench"]
+    # A bench without a comparison claims nothing that another could not be trusted for.
+    claiming = [w for w in benches if w.record.comparisons] or benches
     for w in seen:
-        yield from _facts(w, brief=several)
+        if w in claiming or w.record.kind != "bench":
+            yield from _facts(w, brief=len(claiming) > 1)
         if w.record.kind == "tune":
             yield from _search_gate(w)
         if w.record.kind in ("doctor", "quicktest", "verify"):
@@ -275,7 +287,7 @@ def _facts(w: Witness, *, brief: bool) -> Iterator[Answer]:
         if fact not in good:
             yield w.says(f"{fact.label}: {fact.text}", fact.tone)
     if good:
-        yield w.says(f"{w.record.name}, in order: {format_list([fact.label.lower() for fact in good])}.", "good")
+        yield w.says(f"In order: {format_list([fact.label.lower() for fact in good])}.", "good")
 
 
 def _search_gate(w: Witness) -> Iterator[Answer]:

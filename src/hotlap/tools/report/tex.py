@@ -31,21 +31,26 @@ from hotlap.tools.report.paint import print_share
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': "''", "`": r"\textasciigrave{}",
+    "|": r"\textbar{}", '"': "''", "`": r"\`{}",
     "–": "--", "—": "---", "…": r"\ldots{}", "×": r"$\times$", "µ": r"$\mu$", "μ": r"$\mu$", "°": r"$^\circ$",
     "−": r"$-$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "→": r"$\to$", "·": r"$\cdot$", "≈": r"$\approx$",
-    "‘": "`", "’": "'", "“": "``", "”": "''", "\u200b": r"\allowbreak{}", "\u00a0": "~", "\n": " ", "\t": " ",
+    "\u2060": "{}", "‘": "`", "’": "'", "“": "``", "”": "''", "\u200b": r"\allowbreak{}", "\u00a0": "~", "\n": " ",
+    "\t": " ",
 }  # fmt: skip
 KNOWN = re.compile(r"[ -~\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f]")
 """What plain pdfLaTeX can set: ASCII and Latin letters."""
 BREAKS = "+_/:.=,-"
-WIDEST = 28
-"""Signs of a column of words, beyond which it is broken rather than widened."""
+LINE, MOST_MONO = 220, 26
+"""Signs that share a table's line before words are broken, and the most of a name."""
+MOST_UNBROKEN = 14
+"""Rows of a table that is kept on one page."""
 MARKS = {"good": r"$\surd$", "bad": r"$\times$", "warn": "!"}
 HEAD = r"""% Made by hotlap {version}. For the preamble of a document that takes it in with \input:
 %   \usepackage{{graphicx,booktabs,longtable,array,xcolor}}
 % Figures are looked for in \hotlapdir; define it before \input when this folder lies elsewhere.
 \providecommand{{\hotlapdir}}{{{folder}/}}
+\providecommand{{\hotlapneed}}{{\par\penalty-100\vskip 0pt plus 9\baselineskip\penalty-100
+  \vskip 0pt plus -9\baselineskip}}
 \providecolor{{hotlapgood}}{{HTML}}{{1A7F4B}}\providecolor{{hotlapbad}}{{HTML}}{{B3261E}}
 \providecolor{{hotlapwarn}}{{HTML}}{{9A6300}}\providecolor{{hotlapmuted}}{{HTML}}{{626A73}}
 """
@@ -69,8 +74,13 @@ def escape(words: str) -> str:
     """``words`` as LaTeX prints them; a sign that pdfLaTeX has no letter for is named by its code."""
     return "".join(
         SPECIAL[sign] if sign in SPECIAL else sign if KNOWN.match(sign) else rf"\texttt{{U+{ord(sign):04X}}}"
-        for sign in words
+        for sign in words.replace("--", "-\u2060-").replace("--", "-\u2060-")
     )
+
+
+def _typed(words: str) -> str:
+    """``words`` as one types them, in a font of fixed pitch: quotes stay straight."""
+    return escape(words).replace("''", r"\char34{}")
 
 
 def tex_files(document: Document, folder: str) -> dict[str, str]:
@@ -90,7 +100,7 @@ def tex_files(document: Document, folder: str) -> dict[str, str]:
 def _mono(words: str) -> str:
     """A name as one types it, which may be broken where a reader would break it."""
     marked = re.sub(rf"([{re.escape(BREAKS)}])", "\\1\u200b", words)
-    return rf"{{\ttfamily\small {escape(marked)}}}"
+    return rf"{{\ttfamily\small {_typed(marked)}}}"
 
 
 def _coloured(words: str, tone: str) -> str:
@@ -98,7 +108,7 @@ def _coloured(words: str, tone: str) -> str:
 
 
 def _quiet(words: str) -> str:
-    return rf"{{\small\color{{hotlapmuted}}{words}}}"
+    return rf"{{\small\textcolor{{hotlapmuted}}{{{words}}}}}"
 
 
 def _mark(tone: str) -> str:
@@ -124,7 +134,9 @@ class _Writer:
         return self.ways[type(block)](block)
 
     def section(self, section: Section, level: str) -> str:
-        return f"\n\\{level}{{{escape(section.title)}}}\n" + "".join(self.block(block) for block in section.blocks)
+        return f"\n\\hotlapneed\\{level}{{{escape(section.title)}}}\n" + "".join(
+            self.block(block) for block in section.blocks
+        )
 
     def part(self, part: Part, of: int) -> str:
         number = f"Run {part.number}: " if of > 1 else ""
@@ -176,7 +188,7 @@ class _Writer:
 
     def code(self, it: Code) -> str:
         """Line by line: ``verbatim`` would end at a record's own words."""
-        lines = (escape(line).replace(" ", "~") for line in it.text.splitlines())
+        lines = (_typed(line).replace(" ", "~") for line in it.text.splitlines())
         body = "".join(f"{line or '~'}\\par\n" for line in lines)
         return f"{{\\ttfamily\\footnotesize\\parskip=0pt\\raggedright\n{body}}}\n"
 
@@ -198,7 +210,8 @@ class _Writer:
         heading = f"\n\\subsection*{{{escape(it.text)}}}\n" if it.text else ""
         entries = []
         for answer in it.answers:
-            source = " " + _quiet(f"({escape(answer.source)})") if answer.source else ""
+            names = escape(", ".join(name for _, name in answer.links))
+            source = " " + _quiet(f"({names})") if names else ""
             command = rf"\\{_mono(answer.command)}" if answer.command else ""
             entries.append(f"\\item[{_mark(answer.tone)}] {escape(answer.text)}{source}{command}\n")
         return heading + "\\begin{itemize}\n" + "".join(entries) + "\\end{itemize}\n"
@@ -207,10 +220,11 @@ class _Writer:
         shown = it.printed()
         weights = []
         for place, column in enumerate(shown.columns):
-            texts = [column.title.split("\n"), *([row[place].text, *row[place].more] for row in shown.rows)]
-            longest = max(len(text) for group in texts for text in group)
-            fixed = any(row[place].number for row in shown.rows)
-            weights.append(max(longest + 1, 7) if fixed else min(max(longest, 8), WIDEST))
+            cells = [row[place] for row in shown.rows]
+            title = max(map(len, column.name.split()), default=0) + 2
+            longest = max([title, *(len(text) for cell in cells for text in (cell.text, *cell.more))])
+            most = MOST_MONO if any(cell.mono for cell in cells) else LINE // len(shown.columns)
+            weights.append(longest + 1 if any(cell.number for cell in cells) else min(longest, most))
         shares = [weight / sum(weights) for weight in weights]
         titles = [escape(column.name) for column in shown.columns]
         return _longtable(shares, titles, [[_cell(cell) for cell in row] for row in shown.rows])
@@ -228,14 +242,17 @@ def _cell(cell: Cell) -> str:
 
 
 def _longtable(shares: Sequence[float], titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that may run over pages, its columns sharing the line's width."""
+    """A table whose columns share the line's width; one that is long may run over pages."""
     columns = "".join(
         rf">{{\raggedright\arraybackslash}}p{{\dimexpr {share:.3f}\linewidth-6pt\relax}}" for share in shares
     )
-    head = " & ".join(_quiet(title) for title in titles) + r" \\ \midrule \endhead" + "\n" if titles else ""
+    long = len(rows) > MOST_UNBROKEN
+    repeat = r" \endhead" if long else ""
+    head = " & ".join(_quiet(title) for title in titles) + rf" \\ \midrule{repeat}" + "\n" if titles else ""
     body = "".join(" & ".join(row) + " \\\\\n" for row in rows)
+    kind = "longtable" if long else "tabular"
     rules = ("\\toprule\n", "\\bottomrule\n") if titles else ("", "")
     return (
         "\n{\\footnotesize\\setlength{\\tabcolsep}{3pt}\\renewcommand{\\arraystretch}{1.15}\n"
-        f"\\begin{{longtable}}{{@{{}}{columns}@{{}}}}\n{rules[0]}{head}{body}{rules[1]}\\end{{longtable}}}}\n"
+        f"\\begin{{{kind}}}{{@{{}}{columns}@{{}}}}\n{rules[0]}{head}{body}{rules[1]}\\end{{{kind}}}\\par}}\n"
     )

@@ -24,6 +24,9 @@ ALERTS = {
 }
 
 
+ENDS = {"interrupted": "was interrupted", "failed": "failed", "running": "is still running"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
     """One numeric check of the gate."""
