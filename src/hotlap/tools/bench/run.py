@@ -14,6 +14,7 @@ from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.clocks import locked_clocks
 from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads
+from hotlap.measure.compared import build_arm, compare_arms, samples_of
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Gates, Sweep, Timings
 from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
@@ -25,7 +26,7 @@ from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
 from hotlap.tools.bench.plan import TUNED, Plan, make_plan
 from hotlap.tools.bench.stored import with_stored_arm
-from hotlap.tools.bench.verdict import build_arm, compare_arms, give_verdict, samples_of
+from hotlap.tools.bench.verdict import give_verdict
 
 REGIME = "Inputs rotate over four batches that lie on the device; whole steps, so caches are as in use, not flushed."
 
