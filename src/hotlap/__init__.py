@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
     from hotlap.api import estimate_memory as estimate_memory
+    from hotlap.api import export as export
     from hotlap.api import loader as loader
     from hotlap.api import loader_settings as loader_settings
     from hotlap.api import profile as profile
@@ -39,6 +40,7 @@ _PUBLIC = {
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
     "estimate_memory": "hotlap.api:estimate_memory",
+    "export": "hotlap.api:export",
     "profile": "hotlap.api:profile",
     "quicktest": "hotlap.api:quicktest",
     "loader": "hotlap.api:loader",

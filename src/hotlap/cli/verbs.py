@@ -78,6 +78,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.tune:TuneConfig",
         "target",
     ),
+    "export": Verb(
+        "the model for production: torch.export, AOTInductor, ONNX, TorchScript, each proved right and timed",
+        "hotlap export unet --out deploy/ --formats aoti,onnx",
+        "run_export",
+        "hotlap.tools.export:ExportConfig",
+        "target",
+    ),
     "report": Verb(
         "draws one self-contained HTML page from records",
         "hotlap report latest",

@@ -171,9 +171,10 @@ def options_lost(spec: ArmSpec, form: str) -> list[str]:
 
 def in_form(spec: ArmSpec, form: str) -> ArmSpec:
     """The arm with its model in a form, without the options that are lost in it; '' gives the plain eager arm."""
-    plain = {f.name: f.default for f in dataclasses.fields(ArmSpec)}
+    plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(ArmSpec)}
     lost = options_lost(spec, form) if form else _NOT_IN_A_FORM
-    return dataclasses.replace(spec, form=form, **{name: plain[name] for name in lost})
+    kept = {name: value for name, value in spec.settings().items() if name not in lost}
+    return ArmSpec(**{**plain, **kept, "form": form})
 
 
 def check_mode(spec: ArmSpec, mode: str) -> None:

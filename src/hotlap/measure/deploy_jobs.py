@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Call, capture, with_dynamic_batch
+from hotlap.measure.deploy_files import Made, Reloaded, TensorInfo, file_info
 from hotlap.measure.deployed import load_form, make_form, require
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.jobs import workload_of
@@ -23,46 +22,6 @@ from hotlap.workload import Workload
 
 SMALLEST_TRACED = 2
 """The compiler takes a size of 1 for a constant."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorInfo:
-    """One input or output of a form."""
-
-    name: str
-    dtype: str
-    shape: list[int | None]
-    """None where the size goes with the batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileInfo:
-    """One file, as it was written."""
-
-    name: str
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """One form, written."""
-
-    form: str
-    arm: str
-    seconds: float
-    files: list[FileInfo]
-    """The form's own file first."""
-    inputs: list[TensorInfo] = field(default_factory=list)
-    outputs: list[TensorInfo] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reloaded:
-    """One form, read back in a process that did not make it."""
-
-    load_s: float
-    gate: Gate
 
 
 def make(job: dict[str, Any], listen: Listen) -> Made:
@@ -104,13 +63,6 @@ def _infos(names: list[str], tensors: list[Tensor], larger: list[Tensor]) -> lis
         )
         for name, one, two in zip(names, tensors, larger, strict=True)
     ]
-
-
-def file_info(path: Path) -> FileInfo:
-    """Size and digest of a file."""
-    with open(path, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return FileInfo(name=path.name, size_bytes=path.stat().st_size, sha256=digest)
 
 
 def reload(job: dict[str, Any], listen: Listen) -> Reloaded:

@@ -15,21 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import EnvironmentUnusable, TargetError
+from hotlap.device.memory import is_out_of_memory
 from hotlap.device.precision import older_switches_agree
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.capture import Call, FlatModel, capture
+from hotlap.measure.deploy_files import FILES
 from hotlap.workload import Batch, Workload
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-FILES = {
-    "exported": "model.pt2",
-    "aoti": "model.aoti.pt2",
-    "onnx": "model.onnx",
-    "torchscript": "model.torchscript.pt",
-}
-"""The file of each form; large ONNX models keep their weights in a second one beside it."""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COMPILERS = ("g++", "c++", "clang++")
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -102,14 +97,30 @@ def _import(package: str) -> Any:
 
 
 def make_form(spec: ArmSpec, model: nn.Module, call: Call, folder: Path) -> Path:
-    """The file of one form, written into ``folder``; raises what the exporter raises."""
+    """The file of one form, written into ``folder``; what an exporter raises becomes a TargetError with its reason."""
     file = folder / FILES[spec.form]
     flat = FlatModel(model, call, PRECISIONS.get(spec.precision), widen=spec.form == "onnx")
     with torch.no_grad(), older_switches_agree(), warnings.catch_warnings():
         # Exporters warn about their own insides, and torch.jit about its deprecation at every call.
         warnings.simplefilter("ignore")
-        _MAKERS[spec.form](flat, call, file)
+        try:
+            _MAKERS[spec.form](flat, call, file)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise TargetError(f"{spec.form} cannot be made of {type(model).__name__}: {_reason(error)}") from error
     return file
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in an exporter, from under the reports that they wrap it in."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    trace = "Traceback" in lines[0] or "failed in the TorchScript" in lines[0]
+    return f"{type(error).__name__}: {lines[-1 if trace else 0]}"
 
 
 def _program(flat: FlatModel, call: Call) -> ExportedProgram:
