@@ -11,7 +11,7 @@ from hotlap.base.format import (
     UNKNOWN,
     format_bytes,
     format_error,
-    format_ms_interval,
+    format_ms,
     format_ratio,
     format_s,
 )
@@ -19,23 +19,20 @@ from hotlap.records.measurement import Arm, Comparison
 from hotlap.records.run import RunRecord
 
 STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
-TITLES = {"eager": "the model itself", "whole": "the whole arm"}
 
 
 def export_table(record: RunRecord) -> Table:
     """A row for the model itself and for each form that was asked for."""
     found: dict[str, Any] = record.extra.get("export") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, side in (("form", "left"), ("arm", "left"), ("size", "right"), ("load", "right"), ("error", "right"),
-                       ("time a step", "right"), ("speed", "right"), ("", "left")):  # fmt: skip
-        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for name in ("form", "size", "load", "error", "a step", "speed", ""):
+        table.add_column(name, justify="left" if name in ("form", "") else "right", no_wrap=True)
     arms = {arm.name: arm for arm in record.arms}
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall"}
     forms = found.get("forms") or []
     for arm in record.arms:
         if arm.name not in {row["arm"] for row in forms}:
-            title = TITLES["eager" if arm.role == "baseline" else "whole"]
-            table.add_row(title, arm.name, UNKNOWN, UNKNOWN, UNKNOWN, *_speed(arm, heads.get(arm.name)))
+            table.add_row(arm.name, UNKNOWN, UNKNOWN, UNKNOWN, *_speed(arm, heads.get(arm.name)))
     for row in forms:
         table.add_row(*_facts(row), *_outcome(row, arms.get(row["arm"]), heads.get(row["arm"])))
     return table
@@ -45,7 +42,7 @@ def _facts(row: dict[str, Any]) -> list[str]:
     known = row["status"] == "right"
     size = format_bytes(row["size_bytes"]) if known else UNKNOWN
     judged = row["status"] in ("right", "wrong")
-    return [row["form"], row["arm"], size, format_s(row["load_s"]), format_error(row["error"]) if judged else UNKNOWN]
+    return [row["form"], size, format_s(row["load_s"]), format_error(row["error"]) if judged else UNKNOWN]
 
 
 def _outcome(row: dict[str, Any], arm: Arm | None, head: Comparison | None) -> list[str | Text]:
@@ -59,7 +56,7 @@ def _outcome(row: dict[str, Any], arm: Arm | None, head: Comparison | None) -> l
 
 def _speed(arm: Arm, head: Comparison | None) -> list[str | Text]:
     wall = arm.summary("wall")
-    time = format_ms_interval(wall.median, wall.low, wall.high) if wall else UNKNOWN
+    time = format_ms(wall.median) if wall else UNKNOWN
     if arm.error:
         return [time, UNKNOWN, Text("gave no time", style="red")]
     if head is None:

@@ -21,7 +21,7 @@ _LOADERS = {
     "torchscript": 'model = torch.jit.load("{file}")  # deprecated by torch; prefer another form for new programs',
 }
 _REMARKS = {
-    "exported": "Torch's own graph; any later torch can read it, compile it or turn it into something else.",
+    "exported": "Torch's own graph of the model, for its compilers and converters.",
     "aoti": "Machine code for this kind of device, this torch and these CPU threads; it takes tensors of this layout.",
     "onnx": "Needs onnxruntime (or another ONNX runtime), and no torch.",
     "torchscript": "Torch has deprecated TorchScript: it still works here, and a later torch may not read it.",
@@ -47,7 +47,7 @@ def make_manifest(
             "python": where.python,
             **packages,
             **_installed("onnx", "onnxscript", "onnxruntime"),
-            **({"cuda": where.cuda} if where.cuda else {}),
+            **({"cuda": where.cuda} if arm.device == "cuda" else {}),
         },
         "made_on": where.device_line(),
         "forms": {row.form: _entry(row, arm, batch) for row in rows},

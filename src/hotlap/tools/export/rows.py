@@ -24,7 +24,7 @@ class FormRow:
     outputs: list[TensorInfo] = field(default_factory=list)
     make_s: float | None = None
     load_s: float | None = None
-    """Reading the file in a fresh process, libraries already imported."""
+    """Until it can be called, in a fresh process that has imported torch and nothing else for it."""
     error: float | None = None
     """The largest error of the numeric gate."""
     allowed: float | None = None
