@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hotlap.base.errors import StorageError, UsageError
@@ -59,6 +59,15 @@ def _remove_abandoned(out: Path) -> None:
     for path in out.parent.glob(f".{out.name}.*{PART}"):
         if time.time() - path.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def keep_only(part: Path, names: Sequence[str]) -> None:
+    """Removes what wrong forms and exporters that failed have left in the folder."""
+    for path in part.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in names:
+            path.unlink()
 
 
 def publish(part: Path, out: Path) -> None:

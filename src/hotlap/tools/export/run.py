@@ -22,7 +22,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Gate, Measurement, Telemetry
 from hotlap.records.run import RunRecord, begin, now, run_folder, save, write_atomic
 from hotlap.tools.export.config import QUICK_GIVES_UP, ExportConfig
-from hotlap.tools.export.folder import MANIFEST, check_free, publish, staged
+from hotlap.tools.export.folder import MANIFEST, check_free, keep_only, publish, staged
 from hotlap.tools.export.manifest import make_manifest, make_page
 from hotlap.tools.export.plan import Plan, make_plan
 from hotlap.tools.export.rows import FormRow
@@ -148,17 +148,11 @@ class _Run:
     def _reload(self, row: FormRow, part: Path) -> FormRow:
         file = part.resolve() / row.files[0].name
         job = _job(self.config, "reload", arm=row.arm, file=str(file), sizes=self._gate_sizes())
-        try:
-            found: Reloaded = decode(Reloaded, run_job(job, timeout_s=self.config.timeout_s))
-        except HotlapError:
-            self._discard(row, part)
-            raise
+        found: Reloaded = decode(Reloaded, run_job(job, timeout_s=self.config.timeout_s))
         gate = found.gate
         self.gates[row.arm] = gate
         self.emit(events.note(f"{row.form}: {'right' if gate.passed else 'WRONG ANSWER'}"))
         worst = max(gate.checks, key=lambda check: (not check.passed, check.error / (check.allowed or 1.0)))
-        if not gate.passed:
-            self._discard(row, part)
         return dataclasses.replace(
             row,
             status="right" if gate.passed else "wrong",
@@ -173,12 +167,9 @@ class _Run:
             return [self.plan.batch]
         return sorted({min(self.config.gate_batch, self.plan.batch), 1}, reverse=True)
 
-    def _discard(self, row: FormRow, part: Path) -> None:
-        for file in row.files:
-            (part / file.name).unlink(missing_ok=True)
-
     def _deliver(self, part: Path) -> None:
         about, config = self.about, self.config
+        keep_only(part, [file.name for row in self._right() for file in row.files])
         target = {"target": config.target, "name": about.name, "summary": about.summary, "options": config.workload,
                   "weights": str(config.weights) if config.weights else f"fresh, seed {config.seed}"}  # fmt: skip
         manifest = make_manifest(
