@@ -186,7 +186,7 @@ def quicktest(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **s
 
 
 def report(records: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
-    """One HTML page drawn from records; its path."""
+    """A report drawn from records, one HTML page unless ``formats`` says otherwise; the path of its first form."""
     from hotlap.tools.report import ReportConfig
     from hotlap.tools.report import report as run
 

@@ -123,16 +123,17 @@ def run_export(request: Request) -> int:
 
 
 def run_report(request: Request) -> int:
-    from hotlap.tools.report import report
+    from hotlap.tools.report import report_files
 
     if request.common.dry_run:
         return _dry_run(request, [])
     with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door:
-        path = report(request.resolved.config, door)
+        files = report_files(request.resolved.config, door)
+    paths = {name: str(path) for name, path in files.items()}
     if request.common.json:
-        _print_json({"report": str(path)})
+        _print_json({"report": next(iter(paths.values())), "files": paths})
     else:
-        _print_text(str(path))
+        _print_text("\n".join(paths.values()))
     return EXIT_OK
 
 

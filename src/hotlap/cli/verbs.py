@@ -86,8 +86,8 @@ VERBS: dict[str, Verb] = {
         "target",
     ),
     "report": Verb(
-        "draws one self-contained HTML page from records",
-        "hotlap report latest",
+        "tells the story of some records, then the evidence: HTML, PDF, LaTeX, a notebook, Markdown",
+        "hotlap report before after --format html,pdf",
         "run_report",
         "hotlap.tools.report:ReportConfig",
         "records",

@@ -88,8 +88,8 @@ def run_folder(root: Path, name: str) -> Path:
     raise StorageError(f"no free name under {str(root / safe)!r}")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """``path`` holds ``text`` whole, or what it held before; a failure leaves nothing behind."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
@@ -98,8 +98,8 @@ def write_atomic(path: Path, text: str) -> None:
             remedy="Free some space or choose another folder",
         ) from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
