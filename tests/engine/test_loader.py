@@ -400,3 +400,14 @@ def test_a_bad_one_among_them_is_told_by_its_index():
     assert sum(loaded.num_samples for loaded in one_epoch(data, on_bad_sample="skip")) == 11
     with pytest.raises(BadSample, match=r"7 \(file 7\): torn"):
         one_epoch(AtOnce(bad=7))
+
+
+def test_garbage_is_collected_for_a_fork_and_not_for_each_epoch(monkeypatch):
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda *generations: collected.append(1))
+    settings = LoaderSettings(num_workers=1, persistent_workers=True)
+    loader = TrainLoader(Numbers(8), batch=4, seed=0, settings=settings)
+    epochs = [[loaded.batch["index"].tolist() for loaded in loader.epoch(number)] for number in range(3)]
+    loader.close()
+    assert len(collected) == 1
+    assert [sorted(itertools.chain(*epoch)) for epoch in epochs] == [list(range(8))] * 3
