@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Call, capture, with_dynamic_batch
 from hotlap.measure.deploy_files import Made, Reloaded, TensorInfo, file_info
@@ -33,7 +35,7 @@ def make(job: dict[str, Any], listen: Listen) -> Made:
     batch = max(job["batch"], SMALLEST_TRACED) if job["dynamic"] else job["batch"]
     began = time.perf_counter()
     session, call = _watched(workload, spec, batch, job["seed"])
-    larger = _watched(workload, spec, batch + 1, job["seed"])[1] if job["dynamic"] else None
+    larger = _larger(session, batch + 1) if job["dynamic"] else None
     if larger is not None:
         call = with_dynamic_batch(call, larger)
     file = make_form(spec, session.plain_model, call, folder)
@@ -52,6 +54,11 @@ def _watched(workload: Workload, spec: ArmSpec, batch: int, seed: int) -> tuple[
     plain = dataclasses.replace(spec, form="")
     session = Session(workload, plain, mode="infer", batch=batch, seed=seed)
     return session, capture(workload, session.plain_model, session.batches[0])
+
+
+def _larger(session: Session, batch: int) -> Call:
+    drawn = session.workload.make_batch(batch, torch.device("cpu"), generator(session.seed))
+    return capture(session.workload, session.plain_model, session.place(drawn))
 
 
 def _infos(names: list[str], tensors: list[Tensor], larger: list[Tensor]) -> list[TensorInfo]:

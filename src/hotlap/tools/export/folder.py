@@ -40,6 +40,7 @@ def check_free(out: Path) -> None:
 @contextlib.contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """A new folder beside ``out``, gone at the end unless :func:`publish` has given it its name."""
+    out = out.resolve()
     part = out.parent / f".{out.name}.{secrets.token_hex(4)}{PART}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,7 @@ def keep_only(part: Path, names: Sequence[str]) -> None:
 def publish(part: Path, out: Path) -> None:
     """``out`` holds what ``part`` held; an earlier export goes only once the new one is in its place."""
     try:
+        out = out.resolve()
         for path in part.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())

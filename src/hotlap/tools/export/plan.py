@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hotlap.base.errors import UsageError
@@ -63,4 +64,4 @@ def _choose_arm(config: ExportConfig, about: Description, emit: Emit) -> tuple[A
     profile, lines = stored_profile(question, emit)
     if profile is None:
         return plain, None, lines
-    return parse_arm(profile.arm), profile.batch, lines
+    return dataclasses.replace(parse_arm(profile.arm), form=""), profile.batch, lines
