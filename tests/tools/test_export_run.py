@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hotlap.base.errors import ConfigError, StorageError, UsageError
 from hotlap.cli.main import run as run_cli
 from hotlap.measure import deployed
 from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.process import run_job
 from hotlap.records.run import load_record
 from hotlap.records.tuned import ProfileStore, TunedProfile
 from hotlap.tools.bench import BenchConfig, bench
@@ -282,7 +282,10 @@ def test_the_command_line_shows_a_table_and_a_report_has_a_section(folder, capsy
     words += ["--repeats", "1", "--seconds", "0", "--warmup-seconds", "0", "--quiet"]
     assert run_cli(words) == 0
     shown = capsys.readouterr().out
-    assert "torchscript in out" in shown and "baseline" in shown
+    assert "torchscript in out" in shown and "against cpu, eager, batch 16" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(("eager", "torchscript "))][:2] == [
+        "torchscript", "eager",
+    ]  # fmt: skip
     record = load_record(next((folder / "runs/mlp-export").iterdir()))
     page = render([record])
     assert "model.torchscript.pt" in page and "Forms for use elsewhere" in page
@@ -309,13 +312,13 @@ def test_a_bench_goes_on_without_a_form_that_cannot_be_made(monkeypatch):
     assert record.verdict.exit_code == 4
 
 
-def test_real_processes_make_and_read_back_a_library_compiled_ahead_of_time(net):
+def test_a_library_compiled_ahead_of_time_is_made_in_one_process_and_right_in_another(net):
     if deployed.shutil.which("g++") is None:
         pytest.skip("no g++")
-    code = (
-        "import hotlap; r = hotlap.export('tiny.py:mlp', 'out', input=('4',), formats=('aoti',), batch=4, time=False); "
-        "print(r.verdict.headline, r.verdict.exit_code, len(r.gates[0].checks) > 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=net)
-    assert done.stdout.strip() == "aoti in out 0 True", done.stderr[-2000:]
-    assert (net / "out/model.aoti.pt2").stat().st_size > 1000
+    common = {"target": "tiny.py:mlp", "inputs": ["4"], "seed": 0, "arm": "cpu:aoti"}
+    made = run_job({**common, "job": "deploy", "batch": 4, "dynamic": True, "folder": str(net)}, timeout_s=280)
+    file = made["files"][0]
+    assert (file["name"], file["size_bytes"]) == ("model.aoti.pt2", (net / "model.aoti.pt2").stat().st_size)
+    found = run_job({**common, "job": "reload", "file": str(net / file["name"]), "sizes": [3, 1]}, timeout_s=280)
+    assert found["gate"]["passed"] and found["load_s"] > 0
+    assert {check["name"] for check in found["gate"]["checks"]} >= {"outputs, batch 3", "outputs, batch 1"}

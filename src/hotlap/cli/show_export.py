@@ -24,7 +24,9 @@ STYLES = {"faster": "green", "slower": "red", "inconclusive": "yellow"}
 def export_table(record: RunRecord) -> Table:
     """A row for the model itself and for each form that was asked for."""
     found: dict[str, Any] = record.extra.get("export") or {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    title = f"against {found.get('baseline')}, eager, batch {record.config.get('batch')}"
+    style = {"header_style": "bold", "title_style": "dim", "title_justify": "left"}
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=title, **style)  # type: ignore[arg-type]
     for name in ("form", "size", "load", "error", "a step", "speed", ""):
         table.add_column(name, justify="left" if name in ("form", "") else "right", no_wrap=True)
     arms = {arm.name: arm for arm in record.arms}
@@ -32,7 +34,8 @@ def export_table(record: RunRecord) -> Table:
     forms = found.get("forms") or []
     for arm in record.arms:
         if arm.name not in {row["arm"] for row in forms}:
-            table.add_row(arm.name, UNKNOWN, UNKNOWN, UNKNOWN, *_speed(arm, heads.get(arm.name)))
+            name = "eager" if arm.role == "baseline" else "whole arm"
+            table.add_row(name, UNKNOWN, UNKNOWN, UNKNOWN, *_speed(arm, heads.get(arm.name)))
     for row in forms:
         table.add_row(*_facts(row), *_outcome(row, arms.get(row["arm"]), heads.get(row["arm"])))
     return table

@@ -40,11 +40,11 @@ def check_free(out: Path) -> None:
 @contextlib.contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """A new folder beside ``out``, gone at the end unless :func:`publish` has given it its name."""
-    out = out.resolve()
-    part = out.parent / f".{out.name}.{secrets.token_hex(4)}{PART}"
+    place = out.resolve()
+    part = place.parent / f".{place.name}.{secrets.token_hex(4)}{PART}"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(place)
         part.mkdir()
     except OSError as error:
         raise StorageError(
@@ -73,20 +73,20 @@ def keep_only(part: Path, names: Sequence[str]) -> None:
 
 def publish(part: Path, out: Path) -> None:
     """``out`` holds what ``part`` held; an earlier export goes only once the new one is in its place."""
+    place = out.resolve()
     try:
-        out = out.resolve()
         for path in part.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        if not out.exists():
-            part.rename(out)
+        if not place.exists():
+            part.rename(place)
             return
         before = part.with_name(part.name + ".before")
-        out.rename(before)
+        place.rename(before)
         try:
-            part.rename(out)
+            part.rename(place)
         except OSError:
-            before.rename(out)
+            before.rename(place)
             raise
         shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
