@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hotlap.base.errors import EnvironmentUnusable, TargetError, UsageError
 from hotlap.measure import deployed
 from hotlap.measure.arms import FORMS, in_form, options_lost, parse_arm
 from hotlap.measure.deploy_files import FILES
-from hotlap.measure.onnx_runner import _providers
+from hotlap.measure.onnx_runner import OnnxRunner, _providers
 from hotlap.measure.session import Session
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.workload import Workload
@@ -138,6 +139,21 @@ def test_without_a_compiler_aoti_is_refused(monkeypatch):
 def test_onnxruntime_is_told_which_float32_the_arm_means(arm, tf32):
     (name, options), _ = _providers(parse_arm(arm))
     assert name == "CUDAExecutionProvider" and options["use_tf32"] == tf32
+
+
+def test_a_card_that_onnxruntime_gives_up_on_by_itself_is_an_error(tmp_path, monkeypatch):
+    class Session:
+        def __init__(self, *_, **__):
+            pass
+
+        def get_providers(self):
+            return ["CPUExecutionProvider"]
+
+    fake = SimpleNamespace(InferenceSession=Session, SessionOptions=SimpleNamespace, preload_dlls=lambda: None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    words = r"arm 'cuda:onnx': onnxruntime could not start its CUDAExecutionProvider and took CPUExecutionProvider"
+    with pytest.raises(EnvironmentUnusable, match=words):
+        OnnxRunner(tmp_path / "model.onnx", parse_arm("cuda:onnx"), ["x"])
 
 
 def test_an_arm_in_a_form_loses_what_the_form_cannot_have():

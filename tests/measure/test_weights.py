@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
-from hotlap.base.errors import RecordError, UsageError
+from hotlap.base.errors import EnvironmentUnusable, RecordError, UsageError
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.measure.weights import read_weights, with_weights
 from hotlap.targets import InputSpec, ModuleWorkload
@@ -38,6 +40,13 @@ def test_safetensors_are_read(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file(TRAINED, tmp_path / "w.safetensors")
     assert same(built(tmp_path / "w.safetensors"), TRAINED)
+
+
+def test_safetensors_without_their_package_are_refused_with_the_command(tmp_path, monkeypatch):
+    (tmp_path / "w.safetensors").touch()
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(EnvironmentUnusable, match=r"w\.safetensors' needs safetensors.* pip install safetensors"):
+        read_weights(tmp_path / "w.safetensors")
 
 
 def test_a_checkpoint_of_a_training_gives_its_model(tmp_path):

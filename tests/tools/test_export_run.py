@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -220,6 +221,26 @@ def test_a_folder_with_other_files_is_never_replaced(folder):
     with pytest.raises(UsageError, match=r"out = 'out' holds other files than an export"):
         export(config())
     assert (folder / "out/thesis.tex").read_text() == "years of work"
+
+
+def test_a_file_in_the_folders_place_is_refused(folder):
+    (folder / "out").write_text("a file")
+    with pytest.raises(UsageError, match=r"out = 'out' is a file"):
+        export(config())
+
+
+def test_a_place_that_cannot_be_written_is_named(folder):
+    (folder / "file").write_text("not a folder")
+    with pytest.raises(StorageError, match=r"cannot write beside out = 'file/out': Not a directory"):
+        export(config(out=Path("file/out")))
+
+
+def test_what_a_killed_export_left_is_removed_once_it_is_old(folder):
+    for name in (".out.0000.part", ".out.1111.part"):
+        (folder / name).mkdir()
+    os.utime(folder / ".out.0000.part", (0, 0))
+    export(config())
+    assert leftovers(folder) == [".out.1111.part"]
 
 
 def test_trained_weights_are_what_is_exported(folder):

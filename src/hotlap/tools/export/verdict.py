@@ -48,5 +48,5 @@ def _fastest(heads: Sequence[Comparison]) -> str:
     if not heads:
         return ""
     if not faster:
-        return "; none is faster than the model itself here"
+        return "; none was found to be faster than the model itself here"
     return "; fastest here: " + describe_comparison(max(faster, key=lambda c: c.ratio))
