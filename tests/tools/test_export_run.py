@@ -231,7 +231,7 @@ def test_a_file_in_the_folders_place_is_refused(folder):
 
 def test_a_place_that_cannot_be_written_is_named(folder):
     (folder / "file").write_text("not a folder")
-    with pytest.raises(StorageError, match=r"cannot write beside out = 'file/out': Not a directory"):
+    with pytest.raises(StorageError, match=r"cannot write beside out = 'file/out': \w+"):
         export(config(out=Path("file/out")))
 
 
