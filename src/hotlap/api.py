@@ -142,6 +142,20 @@ def tune(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settin
     return run(resolved.config, emit, sources=resolved.sources)
 
 
+def export(target: str | Callable[..., Any], out: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """``target`` in forms for production, in the folder ``out``; only those that gave the right answer are there.
+
+    >>> record = hotlap.export("unet", "deploy", formats=("aoti", "onnx"), weights="runs/unet/.../step-....pt")
+    >>> record.extra["export"]["forms"]
+    """
+    from hotlap.tools.export import ExportConfig
+    from hotlap.tools.export import export as run
+
+    given = {"target": target_name(target), "out": out, **settings}
+    resolved = resolve(ExportConfig, _layers(ExportConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def profile(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """Where the time of a step of ``target`` goes; with ``trace=[...]`` that of traces which are there already.
 

@@ -60,6 +60,8 @@ def test_the_order_of_options_does_not_matter(spec, rng):
         ("cpu:", "cpu"),
         ("cpu:threads=2", "cpu:threads=2"),
         ("cuda:batch=32+bf16", "cuda:bf16+batch=32"),
+        ("cpu:onnx+threads=2", "cpu:threads=2+onnx"),
+        ("cuda:aoti+bf16", "cuda:bf16+aoti"),
     ],
 )
 def test_equal_arms_have_one_name(text, name):
@@ -89,6 +91,10 @@ def test_equal_arms_have_one_name(text, name):
         ("cpu:tuned+bf16", "tuned stands alone"),
         ("cpu:1", "cpu has no index"),
         ("cuda:bf16+fp16", "precision cannot be both 'bf16' and 'fp16'"),
+        ("cpu:onnx+aoti", "form cannot be both 'onnx' and 'aoti'"),
+        ("cpu:aoti+compile", "compile has no meaning for aoti"),
+        ("cuda:graph+exported", "graph has no meaning for exported"),
+        ("cpu:channels_last+onnx", "channels_last has no meaning for onnx"),
     ],
 )
 def test_what_would_silently_do_nothing_is_refused(text, words):

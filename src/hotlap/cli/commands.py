@@ -122,6 +122,14 @@ def run_tune(request: Request) -> int:
     return _exit_code(record)
 
 
+def run_export(request: Request) -> int:
+    from hotlap.tools.export import export, preview
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, export)
+
+
 def run_report(request: Request) -> int:
     from hotlap.tools.report import report_files
 

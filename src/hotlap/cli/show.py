@@ -122,7 +122,11 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_profile import show_profile
 
         show_profile(record, console)
-    if record.arms:
+    if record.kind == "export":
+        from hotlap.cli.show_export import export_table
+
+        console.print(export_table(record))
+    elif record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))
         _show_sides(record, console)

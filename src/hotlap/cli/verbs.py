@@ -85,6 +85,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.tune:TuneConfig",
         "target",
     ),
+    "export": Verb(
+        "the model for production: torch.export, AOTInductor, ONNX, TorchScript, each proved right and timed",
+        "hotlap export unet --out deploy/ --formats aoti,onnx",
+        "run_export",
+        "hotlap.tools.export:ExportConfig",
+        "target",
+    ),
     "report": Verb(
         "tells the story of some records, then the evidence: HTML, PDF, LaTeX, a notebook, Markdown",
         "hotlap report before after --format html,pdf",

@@ -12,6 +12,15 @@ from hotlap.base.errors import UsageError, did_you_mean
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 SDPA = ("math", "flash", "efficient", "cudnn")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+FORMS = {
+    "exported": "torch.export's program, saved and read back",
+    "aoti": "compiled ahead of time by AOTInductor into one library",
+    "onnx": "an ONNX file under onnxruntime",
+    "torchscript": "a TorchScript trace; torch has deprecated it",
+}
+"""What a model can be turned into for use without its source."""
+_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute")
+_NOT_IN_ONNX = ("channels_last", "sdpa", "cudnn_benchmark", "kernels")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
     "tf32": "float32 storage, TF32 tensor cores (cuda)",
@@ -27,6 +36,7 @@ OPTIONS = {
     "graph": "the whole step recorded as one CUDA graph (cuda)",
     "recompute": "blocks forget their activations and compute them again in the backward pass",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
+    **{form: f"{what} (infer)" for form, what in FORMS.items()},
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
@@ -56,6 +66,8 @@ class ArmSpec:
     """Activation checkpointing, in training."""
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
+    form: str = ""
+    """One of FORMS; '' runs the model itself."""
     tuned: bool = False
     """Stands for the winner of the CPU race, put in its place before timing."""
 
@@ -69,6 +81,7 @@ class ArmSpec:
         options += [f"batch={self.batch}"] if self.batch else []
         options += [f"sdpa={self.sdpa}"] if self.sdpa else []
         options += [word for word in _SWITCHES if getattr(self, word)]
+        options += [self.form] if self.form else []
         place = self.device + (f":{self.index}" if self.index else "")
         return place + (":" + "+".join(options) if options else "")
 
@@ -110,6 +123,8 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
         return {"precision": option}
     if not equals and option in ("channels_last", *_SWITCHES):
         return {option: True}
+    if not equals and option in FORMS:
+        return {"form": option}
     if key == "sdpa":
         if value not in SDPA:
             raise UsageError(f"sdpa={value!r} in arm {text!r} is not known", remedy=did_you_mean(value, SDPA))
@@ -143,6 +158,9 @@ def _check(spec: ArmSpec, text: str) -> None:
         raise UsageError(f"arm {text!r}: {word} works on cpu only")
     if spec.graph and spec.compile in ("reduce-overhead", "max-autotune"):
         raise UsageError(f"arm {text!r}: compile={spec.compile} records graphs itself", expected="compile+graph")
+    lost = options_lost(spec, spec.form)
+    if lost:
+        raise UsageError(f"arm {text!r}: {lost[0]} has no meaning for {spec.form}", remedy="Leave it out")
     if spec.tuned and spec != ArmSpec(device="cpu", tuned=True):
         raise UsageError(f"arm {text!r}: tuned stands alone", expected="cpu:tuned")
 
@@ -151,6 +169,30 @@ def refuse_batch(spec: ArmSpec, flag: str) -> None:
     """Refuses an arm with a batch of its own where ``flag`` is what sets the batch."""
     if spec.batch:
         raise UsageError(f"arm {spec.name!r}: batch={spec.batch} works in a bench only", remedy=f"Use {flag} instead")
+
+
+def options_lost(spec: ArmSpec, form: str) -> list[str]:
+    """The options of an arm that do not survive in a form: another compiler takes over, or the file cannot say them."""
+    if not form:
+        return []
+    names = [*_NOT_IN_A_FORM, *(_NOT_IN_ONNX if form == "onnx" else ())]
+    return [name for name in names if getattr(spec, name)]
+
+
+def in_form(spec: ArmSpec, form: str) -> ArmSpec:
+    """The arm with its model in a form, without the options that are lost in it; '' gives the plain eager arm."""
+    plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(ArmSpec)}
+    lost = options_lost(spec, form) if form else _NOT_IN_A_FORM
+    kept = {name: value for name, value in spec.settings().items() if name not in lost}
+    return ArmSpec(**{**plain, **kept, "form": form})
+
+
+def check_mode(spec: ArmSpec, mode: str) -> None:
+    """Refuses to train what can only infer."""
+    if spec.form and mode == "train":
+        raise UsageError(
+            f"arm {spec.name!r} cannot be trained: {spec.form} is a form for inference", expected="--mode infer"
+        )
 
 
 def cpu_candidates(*, has_convolutions: bool, fast_bf16: bool, can_compile: bool) -> list[ArmSpec]:

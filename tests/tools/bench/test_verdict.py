@@ -10,12 +10,13 @@ import pytest
 from hotlap.base.errors import ConfigError, DeviceUnavailable, UsageError
 from hotlap.base.settings import Layer, resolve
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.compared import build_arm, compare_arms, describe_comparison
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Sweep
 from hotlap.records.measurement import Gate, GateCheck, Measurement, Memory, Telemetry
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK, BenchConfig
 from hotlap.tools.bench.plan import make_plan
-from hotlap.tools.bench.verdict import build_arm, compare_arms, describe_comparison, give_verdict
+from hotlap.tools.bench.verdict import give_verdict
 
 
 def samples(arm, centre, processes=8, quantity="wall", spread=0.001):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hotlap.base.errors import UsageError
 from hotlap.device.probe import require_cuda
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, check_mode, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.bench.config import BenchConfig
 
@@ -42,6 +42,7 @@ def make_plan(config: BenchConfig, about: Description) -> Plan:
     for arm, name, same in zip(arms, names, really, strict=True):
         if really.count(same) > 1:
             raise UsageError(f"arm {name!r} is given twice", remedy="To time A against A, use --self-test")
+        check_mode(arm, config.mode)
         if arm.device == "cuda" and arm.index >= about.num_cuda:
             require_cuda(arm.index)
     plan = Plan(arms, [])
