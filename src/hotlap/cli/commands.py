@@ -67,6 +67,14 @@ def run_bench(request: Request) -> int:
     return _run_tool(request, self_test if request.resolved.config.self_test else bench)
 
 
+def run_lap(request: Request) -> int:
+    from hotlap.tools.lap import lap, preview
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, lap)
+
+
 def run_loader(request: Request) -> int:
     from hotlap.tools.loader import loader
 
@@ -112,6 +120,14 @@ def run_tune(request: Request) -> int:
         record = tune(request.resolved.config, door, sources=request.resolved.sources)
     _print_record(record, request.common)
     return _exit_code(record)
+
+
+def run_export(request: Request) -> int:
+    from hotlap.tools.export import export, preview
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, export)
 
 
 def run_report(request: Request) -> int:

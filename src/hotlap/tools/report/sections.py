@@ -28,6 +28,7 @@ from hotlap.tools.report.document import (
     Table,
     Words,
 )
+from hotlap.tools.report.export import export_sections
 from hotlap.tools.report.figures import (
     Figure,
     batch_figure,
@@ -282,6 +283,7 @@ SECTIONS: tuple[Callable[[RunRecord], list[Section]], ...] = (
     profile_sections,
     loader_sections,
     tune_sections,
+    export_sections,
     speed_sections,
     distribution_sections,
     timeline_sections,

@@ -29,7 +29,7 @@ TONES = {
     "interrupted": "warn", "running": "warn", "slower": "bad", "fail": "bad", "failed": "bad", "gate failed": "bad",
     "regression": "bad", "error": "bad", "unusable": "bad", "keeps up": "good", "bottleneck": "warn",
     "tuned": "good", "nothing found": "bad", "nothing faster": "warn", "nothing right": "bad", "arm failed": "bad",
-     "verified": "good", "mismatch": "bad",
+     "verified": "good", "mismatch": "bad", "exported": "good", "form failed": "warn",
 }  # fmt: skip
 
 

@@ -220,6 +220,8 @@ def _costs(record: RunRecord, best: Comparison) -> str:
     new, old = arms[best.arm], arms[best.baseline]
     after, before = new.summary("wall"), old.summary("wall")
     told = f": {format_ms(after.median)} in place of {format_ms(before.median)} a step" if after and before else ""
+    if new.settings.get("batch") != old.settings.get("batch"):
+        told = f": {format_rate(new.samples_per_s)} in place of {format_rate(old.samples_per_s)}"
     if new.memory and old.memory and new.memory.allocated_bytes and old.memory.allocated_bytes:
         sizes = f"{format_bytes(new.memory.allocated_bytes)} in place of {format_bytes(old.memory.allocated_bytes)}"
         told += f", peak memory {sizes}"
