@@ -5,45 +5,84 @@
 // light T before it, has dL/dalpha = T (c . g - G), and in front of it G is G + alpha (c . g - G).
 //
 // With h = alpha dL/dalpha a splat needs the sums over pixels of h, h dx, h dy, h dx^2, h dx dy, h dy^2 and of its weight
-// times g; the projection turns them into gradients. A thread's pixels lie in one column, so that dx is multiplied in
-// after they are summed. The warp's sums are folded: in each of five steps a lane gives half of its numbers away.
+// times g; the projection turns them into gradients.
+//
+// The warp's sums are folded: at each step a lane gives half of its numbers away and adds the half it gets. The pixels of
+// a column have one dx, so that a thread sums h, h dy, h dy^2 and the channels, the four lanes of a column fold those, and
+// only then is dx multiplied in, by the lanes that hold h and h dy. The eight columns fold the rest.
 
-#define SUMS_LEFT ((SUMS + 31) / 32)  // of one lane, after folding
+#define COLUMN_SUMS (3 + CHAN + 2 * ABSGRAD)
+#define HALF ((COLUMN_SUMS + 1) / 2)
+#define QUARTER ((HALF + 1) / 2)
+// Lanes 8 g to 8 g + 7 hold the g-th part of a column's sums. The last number of part 1 is h dy, and the last of all is h.
+#define H_PART (COLUMN_SUMS - HALF > QUARTER ? 3 : 2)
+#define H_SIZE (H_PART == 3 ? COLUMN_SUMS - HALF - QUARTER : COLUMN_SUMS - HALF)
+#define H_DY_SIZE (HALF - QUARTER)
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+#define WIDEST LARGER(LARGER(QUARTER, H_SIZE + 2), H_DY_SIZE + 1)
+#define SUMS_LEFT ((WIDEST + 7) / 8)  // of one lane, in the end
 
-// The sums that a lane ends up with, first <= which < end.
-struct Share {
-    int first, end;
-};
-DEVICE Share make_share(int lane) {
-    Share s = {0, SUMS};
-    int num = SUMS;
-UNROLL
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        const int half = (num + 1) / 2;
-        if (!(lane & mask)) s.end = s.first + half < s.end ? s.first + half : s.end;
-        else s.first = num > 1 ? s.first + half : SUMS;  // a single sum is whole in both halves; the lower one adds it
-        num = half;
+// The place of the n-th of the sums other than h and h dy: h dy^2, channels, absolute x and y.
+DEVICE constexpr int other_sum(int n) { return n < HALF - 1 ? n : n + 1; }
+
+// Which of a splat's SUMS is the n-th number of a part, after dx is multiplied in; -1: none.
+DEVICE int name_of(int part, int n) {
+    const int begin = (part & 2 ? HALF : 0) + (part & 1 ? QUARTER : 0), limit = part & 2 ? COLUMN_SUMS : HALF;
+    const int size = part & 1 ? limit - begin : (begin + QUARTER < limit ? QUARTER : limit - begin);
+    if (n < size) {
+        const int at = begin + n;
+        return at == COLUMN_SUMS - 1 ? 0 : at == HALF - 1 ? 2 : 5 + (at < HALF ? at : at - 1);
     }
-    return s;
+    if (part == H_PART) return n == size ? 1 : n == size + 1 ? 3 : -1;
+    return part == 1 && n == size ? 4 : -1;
 }
 
-DEVICE void fold(float (&v)[SUMS], int lane) {
-    int num = SUMS;
+// The sums that this lane adds to memory.
+DEVICE void share_sums(int lane, int (&names)[SUMS_LEFT]) {
+    int first = 0, end = WIDEST, num = WIDEST;
 UNROLL
-    for (int mask = 16; mask > 0; mask >>= 1) {
+    for (int mask = 4; mask > 0; mask >>= 1) {
         const int half = (num + 1) / 2;
-        const bool upper = (lane & mask) != 0;
-UNROLL
-        for (int i = 0; i < (SUMS + 1) / 2; i++) {
-            if (i >= half) continue;
-            if (num == 1) {
-                v[i] += shuffle_xor(v[i], mask);
-            } else {
-                const float low = v[i], high = i + half < num ? v[i + half < SUMS ? i + half : 0] : 0.0f;
-                v[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, mask);
-            }
-        }
+        if (!(lane & mask)) end = first + half < end ? first + half : end;
+        else first = num > 1 ? first + half : WIDEST;  // a single sum is whole in both halves; the lower one adds it
         num = half;
+    }
+UNROLL
+    for (int i = 0; i < SUMS_LEFT; i++) names[i] = first + i < end ? name_of(lane >> 3, first + i) : -1;
+}
+
+// Folds the first `num` numbers over the lanes that differ in `mask`; half as many are left.
+template <int SIZE> DEVICE int fold(float (&v)[SIZE], int num, int lane, int mask) {
+    const int half = (num + 1) / 2;
+    const bool upper = (lane & mask) != 0;
+UNROLL
+    for (int i = 0; i < (SIZE + 1) / 2; i++) {
+        if (i >= half) continue;
+        if (num == 1) {
+            v[i] += shuffle_xor(v[i], mask);
+        } else {
+            const float low = v[i], high = i + half < num ? v[i + half < SIZE ? i + half : 0] : 0.0f;
+            v[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, mask);
+        }
+    }
+    return half;
+}
+
+// A column's sums, with dx multiplied in. Numbers that a part does not have are left as they are: no lane adds them.
+DEVICE void widen(const float (&v)[COLUMN_SUMS], float dx, int lane, float (&w)[WIDEST]) {
+    const int part = lane >> 3;
+    const float h_dx = v[H_SIZE - 1] * dx, h_dy_dx = v[H_DY_SIZE - 1] * dx;
+    const bool alike = H_SIZE == H_DY_SIZE && H_PART == 3;  // then odd parts have the same number there
+UNROLL
+    for (int n = 0; n < WIDEST; n++) {
+        w[n] = n < QUARTER ? v[n] : n == H_SIZE + 1 ? h_dx * dx : n == H_SIZE ? h_dx : h_dy_dx;
+        if (alike && n == H_SIZE) {
+            w[n] = part & 1 ? h_dx : w[n];
+        } else {
+            if (n == H_SIZE) w[n] = part == H_PART ? h_dx : w[n];
+            if (n == H_DY_SIZE) w[n] = part == 1 ? h_dy_dx : w[n];
+            if (n == H_SIZE + 1) w[n] = part == H_PART ? h_dx * dx : w[n];
+        }
     }
 }
 
@@ -93,10 +132,12 @@ UNROLL
         end = other > end ? other : end;
     }
     if (end <= begin) return;
-    const Share share = make_share(lane);
-    float* sums = f.sums + (i64)s.camera * f.num_splats * SUMS + share.first;
-    int num_mine = share.end - share.first;  // sums that this lane adds
-    keep(sums), keep(num_mine);
+    float* sums = f.sums + (i64)s.camera * f.num_splats * SUMS;
+    int names[SUMS_LEFT];
+    share_sums(lane, names);
+    keep(sums);
+UNROLL
+    for (int i = 0; i < SUMS_LEFT; i++) keep(names[i]);
 
     Entry next;
     if (end - 32 + lane >= begin) next = load_entry(f, s.camera, end - 32 + lane);
@@ -116,14 +157,14 @@ UNROLL
             const u32 where = __float_as_uint(centre.w);
             const int place = __float_as_int(quad.w);
             const Column column = make_column(centre, quad, x);
-            float chan[SLOT_FLOATS - 8], v[SUMS];
+            float chan[SLOT_FLOATS - 8], v[COLUMN_SUMS];
 UNROLL
             for (int i = 0; i < (SLOT_FLOATS - 8) / 4; i++) {
                 const float4 c = slot[2 + i];
                 chan[4 * i] = c.x, chan[4 * i + 1] = c.y, chan[4 * i + 2] = c.z, chan[4 * i + 3] = c.w;
             }
 UNROLL
-            for (int i = 0; i < SUMS; i++) v[i] = 0.0f;
+            for (int i = 0; i < COLUMN_SUMS; i++) v[i] = 0.0f;
             const float dx = minus(centre.x, x), first_dy = minus(centre.y, y);
             bool touched = false;
 UNROLL
@@ -137,22 +178,29 @@ UNROLL
                 const float weight = alpha * light[j];
                 float more = -behind[j];
 UNROLL
-                for (int i = 0; i < CHAN; i++) more = mad(chan[i], g[j][i], more), v[6 + i] = mad(weight, g[j][i], v[6 + i]);
+                for (int i = 0; i < CHAN; i++) {
+                    more = mad(chan[i], g[j][i], more);
+                    v[other_sum(1 + i)] = mad(weight, g[j][i], v[other_sum(1 + i)]);
+                }
                 behind[j] = mad(alpha, more, behind[j]);
                 const float h = power > LOG2_MAX_ALPHA ? 0.0f : weight * more, h_dy = h * dy;
-                v[0] += h, v[2] += h_dy, v[5] = mad(h_dy, dy, v[5]);
+                v[COLUMN_SUMS - 1] += h, v[HALF - 1] += h_dy, v[other_sum(0)] = mad(h_dy, dy, v[other_sum(0)]);
 #if ABSGRAD
-                v[6 + CHAN] += fabsf(h * (2.0f * quad.x * dx + quad.y * dy));
-                v[7 + CHAN] += fabsf(h * (2.0f * quad.z * dy + quad.y * dx));
+                v[other_sum(1 + CHAN)] += fabsf(h * (2.0f * quad.x * dx + quad.y * dy));
+                v[other_sum(2 + CHAN)] += fabsf(h * (2.0f * quad.z * dy + quad.y * dx));
 #endif
             }
             if (!any_lane(touched)) continue;
-            v[1] = v[0] * dx, v[3] = v[1] * dx, v[4] = v[2] * dx;
-            fold(v, lane);
-            float* const to = sums + (u64)(where >> 4) * SUMS;
+            float w[WIDEST];
+            fold(v, fold(v, COLUMN_SUMS, lane, 16), lane, 8);
+            widen(v, dx, lane, w);
+            fold(w, fold(w, fold(w, WIDEST, lane, 4), lane, 2), lane, 1);
 UNROLL
-            for (int i = 0; i < SUMS_LEFT; i++)
-                if (i < num_mine) add(to + i, v[i]);
+            for (int i = 0; i < SUMS_LEFT; i++) {
+                // Splats are fewer than 2^28, so that up to 16 sums need no more than 32 bits.
+                const u64 at = SUMS <= 16 ? (where >> 4) * SUMS + names[i] : (u64)(where >> 4) * SUMS + names[i];
+                if (names[i] >= 0) add(sums + at, w[i]);
+            }
         }
     }
 }
