@@ -6,6 +6,7 @@ of them end the process when two threads of a program call them at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,7 +58,13 @@ def why_not(splats: Splats, view: View) -> str:
         return f"the tensors are on {means.device.type}"
     if means.dtype not in DTYPES:
         return f"{str(means.dtype).removeprefix('torch.')} is neither float32 nor float64"
-    return "" if find_spec("numba") is not None else "numba is not installed: pip install 'hotlap[splat]'"
+    return "" if has_numba() else "numba is not installed: pip install 'hotlap[splat]'"
+
+
+@functools.cache
+def has_numba() -> bool:
+    """Whether Numba is installed; asked once, for looking takes as long as a small kernel."""
+    return find_spec("numba") is not None
 
 
 def forward(splats: Splats, view: View) -> Drawn:
