@@ -200,7 +200,7 @@ def _blend_backward(
 
     partial = np.zeros((len(saved.owners), 8 + behind.shape[1]))
     given = (saved.begins, saved.listed, saved.owners, saved.screen, saved.shades, behind, saved.light, saved.reached)
-    grads = (v_colors.contiguous().numpy(), v_alphas.contiguous().numpy(), view.absgrad, partial)
+    grads = (_array(v_colors), _array(v_alphas), view.absgrad, partial)
     _share(pool, splat_blend_bwd_kernel, len(saved.begins) - 1, *given, *grads)
     sums = np.zeros((len(saved.screen), partial.shape[1]))
     _share(pool, splat_sum_kernel, len(sums), saved.offsets, partial, sums, step=CHUNK)
