@@ -15,7 +15,7 @@ from hotlap.kernels.agreement import disagreements, in_float64, outputs_and_grad
 from hotlap.kernels.splat import reference
 from hotlap.kernels.splat.cases import EVERYTHING, REAL, SMALL, UNDECIDED, SplatCase, as_splats, run_frame, undecided
 from hotlap.kernels.splat.frame import MIN_ALPHA, TILE, Splats
-from hotlap.kernels.splat.op import IMPLS, splat, splat_choice
+from hotlap.kernels.splat.op import IMPLS, flat_view, splat, splat_choice, splat_frame
 from hotlap.kernels.splat.reference import coverage, pixel_centers, project, sh_basis
 
 CPU = torch.device("cpu")
@@ -256,6 +256,20 @@ def test_outputs_changed_in_place_are_noticed(device):
         drawn.colors.sum().backward()
 
 
+def test_the_operator_is_what_it_tells_the_compiler(device):
+    """Its schema, the shapes that it claims without drawing, and that its gradients are registered as they must be."""
+    case = SplatCase(splats=5, cameras=2, options=EVERYTHING)
+    inputs = case.make(device) | {"backgrounds": None}
+    tensors = [None if inputs[name] is None else inputs[name].requires_grad_() for name in NAMES]
+    probes = [torch.zeros(2, 5, 2, device=device, requires_grad=True) for _ in range(2)]
+    found = torch.library.opcheck(
+        splat_frame,
+        (*tensors, *probes, *flat_view(case.view), "auto"),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+    )
+    assert set(found.values()) == {"SUCCESS"}
+
+
 def test_an_explicit_request_that_cannot_run_says_why():
     case = SplatCase(splats=2)
     on_meta = as_splats(case.make(torch.device("meta")))
@@ -271,7 +285,7 @@ def test_an_explicit_request_that_cannot_run_says_why():
 def test_without_numba_the_reference_draws_and_an_explicit_request_says_what_to_install(monkeypatch):
     from hotlap.kernels.splat import cpu
 
-    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu, "has_numba", lambda: False)
     case = SplatCase(splats=2)
     choice = splat_choice(as_splats(case.make(CPU)), case.view)
     assert choice.impl == "reference" and "hotlap[splat]" in choice.against["cpu"]

@@ -6,6 +6,7 @@ of them end the process when two threads of a program call them at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,7 +58,13 @@ def why_not(splats: Splats, view: View) -> str:
         return f"the tensors are on {means.device.type}"
     if means.dtype not in DTYPES:
         return f"{str(means.dtype).removeprefix('torch.')} is neither float32 nor float64"
-    return "" if find_spec("numba") is not None else "numba is not installed: pip install 'hotlap[splat]'"
+    return "" if has_numba() else "numba is not installed: pip install 'hotlap[splat]'"
+
+
+@functools.cache
+def has_numba() -> bool:
+    """Whether Numba is installed; asked once, for looking takes as long as a small kernel."""
+    return find_spec("numba") is not None
 
 
 def forward(splats: Splats, view: View) -> Drawn:
@@ -193,7 +200,7 @@ def _blend_backward(
 
     partial = np.zeros((len(saved.owners), 8 + behind.shape[1]))
     given = (saved.begins, saved.listed, saved.owners, saved.screen, saved.shades, behind, saved.light, saved.reached)
-    grads = (v_colors.contiguous().numpy(), v_alphas.contiguous().numpy(), view.absgrad, partial)
+    grads = (_array(v_colors), _array(v_alphas), view.absgrad, partial)
     _share(pool, splat_blend_bwd_kernel, len(saved.begins) - 1, *given, *grads)
     sums = np.zeros((len(saved.screen), partial.shape[1]))
     _share(pool, splat_sum_kernel, len(sums), saved.offsets, partial, sums, step=CHUNK)

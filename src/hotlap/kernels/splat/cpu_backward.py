@@ -17,6 +17,7 @@ from hotlap.kernels.splat.cpu_project import (
     YY,
     X,
     Y,
+    clear,
     compiled,
     direction_to,
     opacity_of,
@@ -60,7 +61,8 @@ def spread_gradients(v_row, axes, options, opacity):
 @compiled
 def axes_backward(n, c, given, rotation, scales, to_screen, v_axes, raw, grads, v_to_screen, v_rotation):
     """Adds a splat's scales' gradients and those of its rotation, and writes those of the screen's derivative."""
-    v_to_screen[:] = 0.0
+    clear(v_to_screen[0])
+    clear(v_to_screen[1])
     for k in range(3):
         v_scale = 0.0
         for j in range(3):
@@ -185,7 +187,8 @@ def splat_project_bwd_kernel(first, last, given, options, v_screen, radii, chunk
     v_rotation = np.empty((3, 3))
     for n in range(first, last):
         length, qw, qx, qy, qz = rotate_into(given.quats, n, rotation)
-        v_rotation[:] = 0.0
+        for k in range(3):
+            clear(v_rotation[k])
         seen = False
         for c in range(len(given.viewmats)):
             if radii[c * num + n, 0] == 0:

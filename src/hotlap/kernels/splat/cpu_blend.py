@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from hotlap.kernels.splat.cpu_project import HALF_HEIGHT, OPACITY, REACH, XX, XY, YY, X, Y, compiled
+from hotlap.kernels.splat.cpu_project import HALF_HEIGHT, OPACITY, REACH, XX, XY, YY, X, Y, clear, compiled
 from hotlap.kernels.splat.frame import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE
 
 
@@ -63,8 +63,10 @@ def splat_blend_fwd_kernel(first, last, begins, listed, owners, screen, shades, 
     sums = np.empty((TILE, TILE, channels))
     for tile in range(first, last):
         c, left, right, top, bottom = box_of(tile, width, height)
-        left_over[:], sums[:] = 1.0, 0.0
-        done[:] = 0
+        for y in range(TILE):
+            for x in range(TILE):
+                left_over[y, x], done[y, x] = 1.0, 0
+                clear(sums[y, x])
         still_open = (right - left) * (bottom - top)
         for k in range(begins[tile], begins[tile + 1]):
             g = owners[listed[k]]

@@ -50,6 +50,13 @@ class Options(NamedTuple):
 
 
 @compiled
+def clear(row):
+    """Writes zeros; assigning to a slice would take Numba a second more to compile, each time."""
+    for k in range(len(row)):
+        row[k] = 0.0
+
+
+@compiled
 def rotate_into(quats, n, rotation):
     """Writes a splat's rotation; the quaternion's length, and its parts at length 1."""
     w, x, y, z = quats[n, 0], quats[n, 1], quats[n, 2], quats[n, 3]
@@ -135,7 +142,8 @@ def sh_into(x, y, z, degree, basis):
 @compiled
 def sh_slopes_into(x, y, z, degree, slopes):
     """Writes the derivatives of the spherical harmonics by x, y and z."""
-    slopes[:] = 0.0
+    for k in range(len(slopes)):
+        clear(slopes[k])
     if degree >= 1:
         slopes[1, 1], slopes[2, 2], slopes[3, 0] = -0.4886025119029199, 0.4886025119029199, -0.4886025119029199
     if degree >= 2:
@@ -186,7 +194,10 @@ def shade_into(n, c, given, options, basis, depth, shade):
             shade[channel] = given.colors[mine, n, channel]
     if options.depth:
         shade[count] = depth
-    return np.isfinite(shade).all()
+    finite = True
+    for channel in range(len(shade)):
+        finite = finite and math.isfinite(shade[channel])
+    return finite
 
 
 @compiled
@@ -209,7 +220,7 @@ def least_exponent(row, left, right, top, bottom):
 
 @compiled
 def tiles_of(row, options, first_tile, tiles):
-    """How many tiles a splat reaches with ``MIN_ALPHA``; their numbers are written unless ``tiles`` is empty."""
+    """How many tiles a splat reaches; their numbers, from ``first_tile`` on, are written unless ``tiles`` is empty."""
     across, down = (options.width + TILE - 1) // TILE, (options.height + TILE - 1) // TILE
     left = int(max(0.0, (row[X] - row[HALF_WIDTH]) // TILE))
     right = int(min(across - 1.0, (row[X] + row[HALF_WIDTH]) // TILE))
@@ -260,10 +271,10 @@ def splat_project_fwd_kernel(first, last, given, options, screen, shades, radii,
                 seen = seen and shade_into(n, c, given, options, basis, z, shade)
             if seen:
                 radii[c * num + n, 0], radii[c * num + n, 1] = min(rx, 2.0**30), min(ry, 2.0**30)
-                num_tiles[c * num + n] = tiles_of(row, options, 0, nothing)
+                num_tiles[c * num + n] = tiles_of(row, options, c, nothing)
             else:
-                row[:] = 0.0
-                shade[:] = 0.0
+                clear(row)
+                clear(shade)
 
 
 @compiled
@@ -274,7 +285,8 @@ def splat_pair_kernel(first, last, screen, options, num_cameras, offsets, tiles,
         if offsets[g + 1] > offsets[g]:
             camera = g // (len(screen) // num_cameras)
             tiles_of(screen[g], options, camera * across * down, tiles[offsets[g] : offsets[g + 1]])
-            owners[offsets[g] : offsets[g + 1]] = g
+            for pair in range(offsets[g], offsets[g + 1]):
+                owners[pair] = g
 
 
 @compiled
