@@ -146,7 +146,7 @@ def one_target(
             "tuner_rows": [lean(row) for row in found["rows"]],
             **in_turn(config, best, winner, nursery, pairs),
         }
-        notes = nursery.notes + record.notes
+        notes = nursery.notes + [note for note in record.notes if str(folder) not in note]
     row |= {"share": row["tuner_s"] / row["grid_s"], "whole_s": time.monotonic() - began, "notes": notes}
     return row
 
