@@ -333,13 +333,14 @@ def test_a_bench_goes_on_without_a_form_that_cannot_be_made(monkeypatch):
     assert record.verdict.exit_code == 4
 
 
+@pytest.mark.timeout(900)  # the compiler alone takes a quarter of a minute, and many times that on a busy machine
 def test_a_library_compiled_ahead_of_time_is_made_in_one_process_and_right_in_another(net):
     if deployed.shutil.which("g++") is None:
         pytest.skip("no g++")
     common = {"target": "tiny.py:mlp", "inputs": ["4"], "seed": 0, "arm": "cpu:aoti"}
-    made = run_job({**common, "job": "deploy", "batch": 4, "dynamic": True, "folder": str(net)}, timeout_s=280)
+    made = run_job({**common, "job": "deploy", "batch": 4, "dynamic": True, "folder": str(net)}, timeout_s=800)
     file = made["files"][0]
     assert (file["name"], file["size_bytes"]) == ("model.aoti.pt2", (net / "model.aoti.pt2").stat().st_size)
-    found = run_job({**common, "job": "reload", "file": str(net / file["name"]), "sizes": [3, 1]}, timeout_s=280)
+    found = run_job({**common, "job": "reload", "file": str(net / file["name"]), "sizes": [3, 1]}, timeout_s=800)
     assert found["gate"]["passed"] and found["load_s"] > 0
     assert {check["name"] for check in found["gate"]["checks"]} >= {"outputs, batch 3", "outputs, batch 1"}
