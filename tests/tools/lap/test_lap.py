@@ -175,12 +175,15 @@ def test_ctrl_c_leaves_a_record_and_the_way_to_go_on(tmp_path):
     assert any("Stopped in stage 7 of 7, bench" in event.text and "--resume" in event.text for event in told)
 
 
-def test_a_stage_whose_record_is_gone_runs_again(tmp_path):
+@pytest.mark.parametrize(
+    ("gone", "again"), [("verify", ["verify"]), ("tune", ["tune", "verify", "profile-after", "bench"])]
+)
+def test_a_stage_whose_record_is_gone_runs_again_with_what_rests_on_it(tmp_path, gone, again):
     record = go(tmp_path)
     ran(tmp_path)
-    (Path(record.path).parent / lap_of(record).stage("verify").record).unlink()
-    resume(tmp_path)
-    assert ran(tmp_path) == ["verify"]
+    (Path(record.path).parent / lap_of(record).stage(gone).record).unlink()
+    assert resume(tmp_path).verdict.exit_code == 0
+    assert ran(tmp_path) == again
 
 
 def test_a_lap_of_another_machine_or_one_that_still_runs_is_not_resumed(tmp_path):

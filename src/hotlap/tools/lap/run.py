@@ -103,12 +103,17 @@ class _Run:
         return {stage.name: stage for stage in lap_of(before).stages}
 
     def _take_up(self) -> None:
-        """Takes over what the stages have left: done ones, and such as were done but could not say so any more."""
+        """Takes over what the stages have left: done ones, and such as were done but could not say so any more.
+
+        What came after an essential stage that must run again rests on what it found then, and is done again too.
+        """
         kept = stage_records(dataclasses.replace(self._snapshot(), path=str(self.folder / "record.json")))
-        for stage in self.found.stages:
+        rests = True
+        for stage, real in zip(self.found.stages, self.stages, strict=True):
             record = kept.get(stage.name) if stage.status == DONE else newest_record(self.folder, stage.name)
             whole = record is not None and record.status == "complete" and stage.status != FAILED
-            if record is not None and whole:
+            rests = rests and (whole or not real.essential or stage.status == SKIPPED)
+            if record is not None and whole and rests:
                 self._mark(stage.name, status=DONE, record=self._path(record), headline=_headline(record))
                 self.round.records[stage.name] = record
                 self.round.seconds[stage.name] = stage.seconds
