@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +61,9 @@ class TrainLoader:
         on_bad_sample: str = "raise",
         shuffle: bool = True,
         device: torch.device | None = None,
+        read_on: bool = False,
     ) -> None:
+        """``read_on`` lets workers that live on begin the next epoch while the last batches of this one are used."""
         self.settings = settings or LoaderSettings()
         self.num_samples = dataset_size(data)
         _check(batch, rank, world, on_bad_sample, self.settings, device)
@@ -68,8 +72,11 @@ class TrainLoader:
         """Every sample left out so far, once, by its index."""
         self._skip_bad = on_bad_sample == "skip"
         self._reader = BatchReader(data, seed=seed, collate=collate, skip_bad=self._skip_bad)
+        self._read_on = read_on
         self._tickets = _Tickets()
         self._loader: DataLoader | None = None
+        self._under_way: tuple[Iterator[Any], tuple[int, int]] | None = None
+        """What workers are reading for, and the epoch and position that it gives next."""
 
     @property
     def num_batches(self) -> int:
@@ -88,7 +95,8 @@ class TrainLoader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Loaded]:
         """This rank's share of every global batch from ``start`` on; those before are not loaded.
 
-        One epoch at a time: with persistent workers, starting another one ends the one before.
+        One epoch at a time: with persistent workers, starting another one ends the one before, unless they read on and
+        it begins where that one stopped.
         """
         if not 0 <= start <= self.num_batches:
             raise ConfigError(f"start = {start} is not in the epoch", expected=f"0 to {self.num_batches}")
@@ -103,16 +111,22 @@ class TrainLoader:
         """Ends persistent workers now; otherwise they end with the process."""
         if self._loader is not None:
             _end(getattr(self._loader, "_iterator", None))
-        self._loader = None
+        self._loader = self._under_way = None
 
     def _epoch(self, epoch: int, start: int) -> Iterator[Loaded]:
-        tickets = self._tickets.list = self._cut(epoch, start)
+        if start == self.num_batches:
+            return
         kills_before = oom_kill_count()
-        iterator = self._started()
+        iterator = self._iterator(epoch, start)
         try:
-            for ticket in tickets:
+            for position in range(start, self.num_batches):
                 read = next(iterator, None)
-                assert read is not None and read[1].ticket == ticket, "another epoch was begun before this one ended"
+                assert read is not None and read[1].ticket[:2] == (epoch, position), (
+                    "another epoch was begun before this one ended"
+                )
+                if self._reads_on:
+                    after = (epoch, position + 1) if position + 1 < self.num_batches else (epoch + 1, 0)
+                    self._under_way = iterator, after
                 yield self._loaded(*read)
         except (RuntimeError, OSError) as error:
             died = explain_death(error, workers=getattr(iterator, "_workers", ()), kills_before=kills_before)
@@ -123,6 +137,18 @@ class TrainLoader:
         finally:
             if not self.settings.persistent_workers:
                 _end(iterator)
+
+    @property
+    def _reads_on(self) -> bool:
+        return self._read_on and self.settings.persistent_workers
+
+    def _iterator(self, epoch: int, start: int) -> Iterator[Any]:
+        """What gives the batches from there on: the one under way, if it stands there, or another."""
+        if self._under_way is not None and self._under_way[1] == (epoch, start):
+            return self._under_way[0]
+        self._under_way = None
+        self._tickets.source = partial(self._cut_on if self._reads_on else self._cut, epoch, start)
+        return self._started()
 
     def _started(self) -> Iterator[Any]:
         """The DataLoader's iterator; workers that live on from epoch to epoch are forked for the first one only.
@@ -144,7 +170,7 @@ class TrainLoader:
             loader: DataLoader = DataLoader(
                 self._reader,
                 batch_size=None,
-                sampler=self._tickets,
+                sampler=self._tickets,  # type: ignore[arg-type]
                 collate_fn=_as_it_is,
                 # Without a generator of its own, torch draws from the global one at the start of every epoch.
                 generator=generator(self.seed),
@@ -155,14 +181,17 @@ class TrainLoader:
             self._loader = loader
         return self._loader
 
-    def _cut(self, epoch: int, start: int) -> list[Ticket]:
+    def _cut(self, epoch: int, start: int) -> Iterator[Ticket]:
         order = self.order(epoch)
-        tickets = []
         for position in range(start, self.num_batches):
             share = order[position * self.batch : (position + 1) * self.batch]
             first, end = (len(share) * r // self.world for r in (self.rank, self.rank + 1))
-            tickets.append(Ticket(epoch, position, first, tuple(share[first:end])))
-        return tickets
+            yield Ticket(epoch, position, first, tuple(share[first:end]))
+
+    def _cut_on(self, epoch: int, start: int) -> Iterator[Ticket]:
+        yield from self._cut(epoch, start)
+        for later in itertools.count(epoch + 1):
+            yield from self._cut(later, 0)
 
     def _loaded(self, batch: Batch, facts: Facts) -> Loaded:
         raise_failure(facts, skip_bad=self._skip_bad)
@@ -178,16 +207,13 @@ class TrainLoader:
 
 
 class _Tickets:
-    """What torch's DataLoader iterates over; a new list for each epoch, since persistent workers keep the loader."""
+    """What torch's DataLoader iterates over; others from time to time, since persistent workers keep the loader."""
 
     def __init__(self) -> None:
-        self.list: list[Ticket] = []
+        self.source: Callable[[], Iterator[Ticket]] = lambda: iter(())
 
     def __iter__(self) -> Iterator[Ticket]:
-        return iter(self.list)
-
-    def __len__(self) -> int:
-        return len(self.list)
+        return self.source()
 
 
 def _end(iterator: Any) -> None:

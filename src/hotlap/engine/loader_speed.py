@@ -59,7 +59,14 @@ def make_loader(
         )
     kept = replace(settings, persistent_workers=settings.num_workers > 0)
     return TrainLoader(
-        data, batch=batch, seed=seed, settings=kept, collate=collate, on_bad_sample=on_bad_sample, device=device
+        data,
+        batch=batch,
+        seed=seed,
+        settings=kept,
+        collate=collate,
+        on_bad_sample=on_bad_sample,
+        device=device,
+        read_on=True,
     )
 
 

@@ -220,9 +220,8 @@ def _loaders(
     )
     rank, world = (team.rank, team.size) if team is not None else (0, 1)
     common: dict[str, Any] = {"seed": config.seed, "collate": workload.collate, "device": device}
-    loader = TrainLoader(
-        data, batch=batch, settings=settings, rank=rank, world=world, on_bad_sample=config.on_bad_sample, **common
-    )
+    shares: dict[str, Any] = {"rank": rank, "world": world, "on_bad_sample": config.on_bad_sample}
+    loader = TrainLoader(data, batch=batch, settings=settings, read_on=True, **shares, **common)
     if batch > loader.num_samples:
         raise UsageError(
             f"batch = {batch} is larger than the {loader.num_samples} samples of the training data",
