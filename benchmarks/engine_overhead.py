@@ -18,15 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 TARGETS = ("unet", "bilstm")
 SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
 PAIRS = 20
-CHUNK_SECONDS = 0.4
+CHUNK_SECONDS = 0.15
 ALLOWED = 0.02
+
+
+def num_pairs(device: str) -> int:
+    return PAIRS if device == "cuda" else PAIRS // 5
 
 
 def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
@@ -66,73 +70,84 @@ def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool,
     return run
 
 
-def training(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
-    """A function that trains so many steps from the training data on; milliseconds a step, the first batch apart.
-
-    Both read with two workers, so that neither waits for data. The engine logs, the bare loop does not.
-    """
+def bare_epochs(workload: Any, device: str) -> Iterator[float]:
+    """Milliseconds a step of each epoch of a plain training with torch's own loader and two workers."""
     import torch
     from torch.utils._pytree import tree_map
     from torch.utils.data import DataLoader
+
+    where = torch.device(device)
+    torch.manual_seed(0)
+    model = workload.build_model().to(device).train()
+    optimizer = workload.optimizer(model)
+    loader = DataLoader(
+        workload.train_data(), batch_size=workload.default_batch, shuffle=True, num_workers=2,
+        pin_memory=device == "cuda", persistent_workers=True, collate_fn=workload.collate, drop_last=False,
+    )  # fmt: skip
+    gc.collect()  # tensors of the card that wait for it must not be collected by forked workers
+    while True:
+        began = time.perf_counter()
+        for batch in loader:
+            placed = tree_map(lambda tensor: tensor.to(where, non_blocking=True), batch)
+            optimizer.zero_grad(set_to_none=True)
+            total, count = workload.loss(model, placed)
+            (total / count).backward()
+            optimizer.step()
+        _wait(device)
+        yield 1e3 * (time.perf_counter() - began) / len(loader)
+
+
+def train_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bool) -> list[tuple[float, float]]:
+    """Milliseconds a step of the engine and of a bare loop, epoch by epoch in turn, the first epoch of both apart.
+
+    The engine stops where it tells of its progress, which follows a wait for the device, and the bare loop runs an
+    epoch there. Both read with two workers, and both find batches waiting. The engine logs, the bare loop does not.
+    """
+    import torch
 
     from hotlap.engine.config import TrainConfig
     from hotlap.engine.loop import Trainer
     from hotlap.targets import load_target
 
     workload = load_target(target, options)
-    where = torch.device(device)
+    bare = bare_epochs(workload, device)
+    length = -(-len(workload.train_data()) // workload.default_batch)  # type: ignore[arg-type]
+    pairs: list[tuple[float, float]] = []
+    resumed = 0.0
 
-    def by_engine(iterations: int) -> float:
-        marks: list[float] = []
+    def heard(event: Any) -> None:
+        nonlocal resumed
+        if event.kind == "advance" and event.done % length == 0:
+            mine = 1e3 * (time.perf_counter() - resumed) / length
+            pairs.append((mine, next(bare)))
+            resumed = time.perf_counter()
 
-        def heard(event: Any) -> None:
-            if event.kind == "advance":
-                marks.append(time.perf_counter())
+    config = TrainConfig(
+        target=target, workload=options, epochs=10_000, steps=(num_pairs(device) + 1) * length, log_every=length, workers=2,
+        eval_every=0, device=device, graph=graph,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(workload, config, Path(folder), torch.device(device), emit=heard)
+        trainer._evaluate = lambda: None  # type: ignore[method-assign]
+        trainer._save = lambda score=None: None  # type: ignore[method-assign]
+        trainer.run()
+    return pairs[1:]
 
-        config = TrainConfig(
-            target=target,
-            epochs=10_000,
-            steps=10 + iterations,
-            log_every=10,
-            workers=2,
-            eval_every=0,
-            device=device,
-            graph=graph,
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(workload, config, Path(folder), where, emit=heard)
-            trainer._evaluate = lambda: None  # type: ignore[method-assign]
-            trainer._save = lambda score=None: None  # type: ignore[method-assign]
-            trainer.run()
-        return 1e3 * (marks[-1] - marks[0]) / iterations  # each mark follows a wait for the device
 
-    def bare(iterations: int) -> float:
-        gc.collect()  # what is left of the other loop's tensors must not be collected by forked workers
-        torch.manual_seed(0)
-        model = workload.build_model().to(device).train()
-        optimizer = workload.optimizer(model)
-        loader = DataLoader(
-            workload.train_data(),  # type: ignore[arg-type]
-            batch_size=workload.default_batch, shuffle=True, num_workers=2, pin_memory=device == "cuda",
-            persistent_workers=True, collate_fn=workload.collate, drop_last=False,
-        )  # fmt: skip
-        done, began = 0, 0.0
-        while True:
-            for batch in loader:
-                placed = tree_map(lambda tensor: tensor.to(where, non_blocking=True), batch)
-                optimizer.zero_grad(set_to_none=True)
-                total, count = workload.loss(model, placed)
-                (total / count).backward()
-                optimizer.step()
-                done += 1
-                if done == 10:
-                    _wait(device)
-                    began = time.perf_counter()
-                if done == 10 + iterations:
-                    _wait(device)
-                    return 1e3 * (time.perf_counter() - began) / iterations
-
-    return by_engine if engine else bare
+def step_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bool) -> list[tuple[float, float]]:
+    """Milliseconds a step of the engine and of a bare loop in short turns, so that the host's drift falls on both."""
+    bare, engine = (stepping(target, device, options, engine=engine, graph=graph) for engine in (False, True))
+    bare(5), engine(5)
+    iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / min(bare(1), engine(1), bare(1)))))
+    pairs = []
+    for number in range(3 * num_pairs(device)):
+        if number % 2:
+            first = engine(iterations)
+            pairs.append((first, bare(iterations)))
+        else:
+            second = bare(iterations)
+            pairs.append((engine(iterations), second))
+    return pairs
 
 
 def _wait(device: str) -> None:
@@ -148,28 +163,14 @@ def one_row(target: str, device: str, options: dict[str, Any], what: str, *, gra
     from hotlap.device.precision import set_fp32_precision
 
     set_fp32_precision("ieee")
-    make = stepping if what == "step" else training
-    bare, engine = (make(target, device, options, engine=engine, graph=graph) for engine in (False, True))
-    if what == "step":
-        step_ms = min(bare(1), engine(1), bare(1))
-        iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / step_ms)))
-    else:
-        iterations = 60 if device == "cuda" else 10
-    pairs = []
-    for number in range(PAIRS if what == "step" else PAIRS // 2):
-        if number % 2:
-            first = engine(iterations)
-            pairs.append((first, bare(iterations)))
-        else:
-            second = bare(iterations)
-            pairs.append((engine(iterations), second))
+    in_turn = step_in_turn if what == "step" else train_in_turn
+    pairs = in_turn(target, device, options, graph=graph)
     ratio = stats.ratio_interval([[e] for e, _ in pairs], [[b] for _, b in pairs], paired=True)
     return {
         "target": target,
         "device": device,
         "what": what,
         "graph": graph,
-        "iterations": iterations,
         "engine_ms": [e for e, _ in pairs],
         "bare_ms": [b for _, b in pairs],
         "difference": ratio.value - 1,
