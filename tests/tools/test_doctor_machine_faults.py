@@ -282,6 +282,24 @@ def test_an_allocator_setting_with_brackets_is_understood(tmp_path):
     assert examine(fake_machine(tmp_path, environ=environ), "allocator-settings").status == "PASS"
 
 
+def test_bytecode_that_is_lost(tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    environ = {"PYTHONDONTWRITEBYTECODE": "1"}
+    machine = fake_machine(tmp_path / "root", environ=environ, torch_folder=package)
+    fix = f"python -m compileall -q -j 0 {package}"
+    expect(machine, "bytecode", "WARN", f"none beside {package}, and none will be: PYTHONDONTWRITEBYTECODE", fix)
+
+
+def test_bytecode_that_is_kept_or_will_be(tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    for environ in ({}, {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/tmp/bytecode"}):
+        machine = fake_machine(tmp_path / "root", environ=environ, torch_folder=package)
+        assert examine(machine, "bytecode").status == "PASS"
+    assert examine(fake_machine(tmp_path / "root", torch_folder=None), "bytecode").status == "SKIP"
+
+
 def test_no_compiler(tmp_path):
     machine = fake_machine(tmp_path, environ={"PATH": str(tmp_path), "CXX": "icpx"})
     expect(machine, "compiler", "WARN", "no C and C++ compiler on PATH (CXX=icpx", "sudo apt-get install -y g++")

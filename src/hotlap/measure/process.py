@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import hotlap
-from hotlap.base import errors
+from hotlap.base import bytecode, errors
 from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
 
 WORKER = "hotlap.measure.worker"
@@ -74,11 +74,12 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
 
 
 def worker_environment() -> dict[str, str]:
-    """The user's environment, with this very hotlap importable even where it is not installed."""
+    """The user's environment, with this very hotlap importable even where it is not installed, and bytecode kept."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     waiting = int(os.environ.get(ON_CARD, 0)) + _holds_context()
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), MARK: "1", ON_CARD: str(waiting)}
+    ours = {"PYTHONPATH": os.pathsep.join(paths), MARK: "1", ON_CARD: str(waiting)}
+    return {**os.environ, **bytecode.keeping(os.environ), **ours}
 
 
 def _holds_context() -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
+from hotlap.base.bytecode import torch_folder
 from hotlap.device.host import Host, read_host
 from hotlap.tools.doctor.nvml_facts import NvmlFacts
 
@@ -70,6 +71,7 @@ class Machine:
     """What the driver's management library said, read in a process of its own because a sick driver can hang it."""
     affinity: frozenset[int] = field(default_factory=_affinity)
     open_device: Callable[[Path], None] = open_device
+    torch_folder: Path | None = field(default_factory=torch_folder)
     platform: str = sys.platform
 
     @cached_property

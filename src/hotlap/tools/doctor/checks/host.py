@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from hotlap.base import bytecode
 from hotlap.tools.doctor.finding import Finding, Fix, failed, passed, skipped, warned
 from hotlap.tools.doctor.machine import Machine
 from hotlap.tools.doctor.registry import check
@@ -125,3 +126,19 @@ def compiler(machine: Machine) -> Finding:
     named = [f"{v}={machine.environ[v]}" for v in found if not found[v] and machine.environ.get(v)]
     facts = f"no {missing} compiler on PATH" + (f" ({', '.join(named)} is not there)" if named else "")
     return warned(facts, Fix(commands=("sudo apt-get install -y g++",)))
+
+
+@check(
+    "bytecode", group="host", why="Without compiled Python each process compiles torch anew: seconds at every start."
+)
+def kept_bytecode(machine: Machine) -> Finding:
+    """Whether torch lies compiled on disk, or will after its first import."""
+    package = machine.torch_folder
+    if package is None:
+        return skipped("torch is not installed")
+    if not bytecode.is_lost(package, machine.environ):
+        return passed(f"kept for {package}")
+    cause = "PYTHONDONTWRITEBYTECODE is set" if machine.environ.get("PYTHONDONTWRITEBYTECODE") else "it is read-only"
+    compile_all = f"python -m compileall -q -j 0 {package}"
+    fix = Fix(say="hotlap's own processes keep theirs; for yours", commands=(compile_all,))
+    return warned(f"none beside {package}, and none will be: {cause}", fix)
