@@ -44,14 +44,16 @@ template <class T> static T exchange(T value, int from) {
 static float shuffle_down(float value, int by) { return exchange(value, self->thread % 32 + by); }
 static int shuffle_up(int value, int by) { return exchange(value, self->thread % 32 - by); }
 static u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
-static float bits_as_float(u32 bits) { return __uint_as_float(bits); }
+static void turn(float part, float* sine, float* cosine) {
+    *sine = (float)sin(6.283185307179586 * part), *cosine = (float)cos(6.283185307179586 * part);
+}
 
 struct half16 { u16 bits; };
 struct brain16 { u16 bits; };
 static float to_float(float x) { return x; }
 static float to_float(u8 x) { return x; }
 static float to_float(half16 x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
-static float to_float(brain16 x) { return bits_as_float((u32)x.bits << 16); }
+static float to_float(brain16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 static void launch(int x, int y, int z, int threads) {
     grid[0] = x, grid[1] = y, grid[2] = z, num_threads = threads;

@@ -24,7 +24,9 @@ DEVICE void block_barrier() { __syncthreads(); }
 DEVICE float shuffle_down(float value, int by) { return __shfl_down_sync(WHOLE_WARP, value, by); }
 DEVICE int shuffle_up(int value, int by) { return __shfl_up_sync(WHOLE_WARP, value, by); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
-DEVICE float bits_as_float(u32 bits) { return __uint_as_float(bits); }
+
+// Sine and cosine of a part of a whole turn.
+DEVICE void turn(float part, float* sine, float* cosine) { sincospif(2.0f * part, sine, cosine); }
 
 struct half16 { u16 bits; };
 struct brain16 { u16 bits; };

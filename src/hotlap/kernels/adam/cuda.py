@@ -46,7 +46,8 @@ def flush(state: AdamState, config: AdamConfig) -> None:
 
 
 def _launch(state: AdamState, grads: Sequence[Tensor] | None, config: AdamConfig, visible: Tensor | None) -> None:
-    groups, addresses = b"", []
+    groups = b""
+    addresses: list[int] = []
     for n, param in enumerate(state.params):
         gradient = 0 if grads is None else grads[n].data_ptr()
         four = (param.data_ptr(), gradient, state.first[n].data_ptr(), state.second[n].data_ptr())
