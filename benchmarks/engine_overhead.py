@@ -1,9 +1,10 @@
 """What the engine costs: its step against a bare loop's, and a whole training against a bare loop with a plain loader.
 
-    python -m benchmarks.engine_overhead --out engine_overhead.json [--devices cuda] [--only unet] [--small]
+    python -m benchmarks.engine_overhead --out engine_overhead.json [--devices cuda] [--only unet] [--small] [--graph]
 
 Both run in turn in one process, so that the machine's noise falls on both. The engine may take 2% longer.
-The bare loop is written here without any part of the engine.
+The bare loop is written here without any part of the engine. With --graph the engine replays recorded passes, and
+the bare loop does what it always does.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 
 TARGETS = ("unet", "bilstm")
 SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
-PAIRS = 10
+PAIRS = 20
 CHUNK_SECONDS = 0.4
 ALLOWED = 0.02
 
 
-def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool) -> Callable[[int], float]:
+def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
     """A function that runs so many steps on batches that lie on the device; milliseconds a step."""
     import torch
 
@@ -41,7 +42,7 @@ def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool)
     optimizer = workload.optimizer(model)
     size, where = workload.default_batch, torch.device(device)
     batches = [workload.make_batch(size, where, torch.Generator().manual_seed(i)) for i in range(4)]
-    exact = ExactStep(model, optimizer, workload.loss) if engine else None
+    exact = ExactStep(model, optimizer, workload.loss, graph=graph) if engine else None
 
     def step(number: int) -> None:
         batch = batches[number % 4]
@@ -65,7 +66,7 @@ def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool)
     return run
 
 
-def training(target: str, device: str, options: dict[str, Any], *, engine: bool) -> Callable[[int], float]:
+def training(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
     """A function that trains so many steps from the training data on; milliseconds a step, the first batch apart.
 
     Both read with two workers, so that neither waits for data. The engine logs, the bare loop does not.
@@ -89,7 +90,14 @@ def training(target: str, device: str, options: dict[str, Any], *, engine: bool)
                 marks.append(time.perf_counter())
 
         config = TrainConfig(
-            target=target, epochs=10_000, steps=10 + iterations, log_every=10, workers=2, eval_every=0, device=device
+            target=target,
+            epochs=10_000,
+            steps=10 + iterations,
+            log_every=10,
+            workers=2,
+            eval_every=0,
+            device=device,
+            graph=graph,
         )
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(workload, config, Path(folder), where, emit=heard)
@@ -134,14 +142,14 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def one_row(target: str, device: str, options: dict[str, Any], what: str) -> dict[str, Any]:
+def one_row(target: str, device: str, options: dict[str, Any], what: str, *, graph: bool) -> dict[str, Any]:
     """Both in turn; the median of the pairs' ratios with its interval."""
     from hotlap.base import stats
     from hotlap.device.precision import set_fp32_precision
 
     set_fp32_precision("ieee")
     make = stepping if what == "step" else training
-    bare, engine = make(target, device, options, engine=False), make(target, device, options, engine=True)
+    bare, engine = (make(target, device, options, engine=engine, graph=graph) for engine in (False, True))
     if what == "step":
         step_ms = min(bare(1), engine(1), bare(1))
         iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / step_ms)))
@@ -160,6 +168,7 @@ def one_row(target: str, device: str, options: dict[str, Any], what: str) -> dic
         "target": target,
         "device": device,
         "what": what,
+        "graph": graph,
         "iterations": iterations,
         "engine_ms": [e for e, _ in pairs],
         "bare_ms": [b for _, b in pairs],
@@ -175,11 +184,13 @@ def main() -> None:
     parser.add_argument("--devices", default="cuda")
     parser.add_argument("--only", default=",".join(TARGETS))
     parser.add_argument("--small", action="store_true", help="small models, for a laptop")
+    parser.add_argument("--graph", action="store_true", help="the engine records its passes and replays them")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
         options = SMALL[given.worker] if given.small else {}
-        rows = [one_row(given.worker, d, options, what) for d in given.devices.split(",") for what in ("step", "run")]
+        cases = [(device, what) for device in given.devices.split(",") for what in ("step", "run")]
+        rows = [one_row(given.worker, device, options, what, graph=given.graph) for device, what in cases]
         print(json.dumps(rows))
         return
     from hotlap.records.environment import capture
@@ -187,7 +198,8 @@ def main() -> None:
     rows = []
     for target in given.only.split(","):
         command = [sys.executable, "-m", "benchmarks.engine_overhead", "--worker", target, "--devices", given.devices]
-        done = subprocess.run([*command, *(["--small"] * given.small)], check=True, stdout=subprocess.PIPE, text=True)
+        command += ["--small"] * given.small + ["--graph"] * given.graph
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         for found in json.loads(done.stdout.splitlines()[-1]):
             rows.append(found)
             figures = f"{found['difference']:+.2%} [{found['low']:+.2%}, {found['high']:+.2%}]"

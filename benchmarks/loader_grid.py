@@ -2,7 +2,7 @@
 
     python -m benchmarks.loader_grid --out loader_grid.json [--target classify] [--device cuda] [--small]
 
-First ``hotlap loader`` chooses, as a user would have it. Then every setting of the grid trains for some steps in one
+First ``hotlap loader`` chooses, as a user would have it. Then every setting of the grid trains for some seconds in one
 process, and the choice and the grid's best take turns for the verdict. The choice may be 5% slower.
 """
 
@@ -20,11 +20,15 @@ WORKERS = (0, 1, 2, 4, 6, 8, 12, 16)
 PREFETCH = (2, 4)
 PAIRS = 4
 ALLOWED = 0.05
+LOG_EVERY = 8
+"""Steps from one look at the clock to the next; each waits for the device."""
 SMALL = {"model": "tiny", "size": 64, "train_images": 300, "eval_images": 20}
 
 
-def training_rate(target: str, options: dict[str, Any], device: str, workers: int, prefetch: int, steps: int) -> float:
-    """Samples a second of a training with these settings, its start apart."""
+def training_rate(
+    target: str, options: dict[str, Any], device: str, workers: int, prefetch: int, seconds: float
+) -> float:
+    """Samples a second of a training with these settings over about so many seconds, its start apart."""
     import torch
 
     from hotlap.engine.config import TrainConfig
@@ -38,14 +42,22 @@ def training_rate(target: str, options: dict[str, Any], device: str, workers: in
         if event.kind == "advance":
             marks.append((time.perf_counter(), event.done))
 
-    warm = 10
+    # What was made while the workers started is used up first; it says nothing of the speed at which more will come.
+    warm = workers * prefetch
+
+    def steady() -> list[tuple[float, float]]:
+        return [mark for mark in marks if mark[1] >= warm]
+
+    def over() -> bool:
+        return len(steady()) > 1 and marks[-1][0] - steady()[0][0] >= seconds
+
     config = TrainConfig(
-        target=target, workload=options, device=device, epochs=10_000, steps=warm + steps, log_every=warm,
-        workers=workers, prefetch=prefetch, eval_every=0, precision="bf16-mixed", channels_last=True,
+        target=target, workload=options, device=device, epochs=10_000, log_every=LOG_EVERY, workers=workers,
+        prefetch=prefetch, eval_every=0, precision="bf16-mixed", channels_last=True,
     )  # fmt: skip
     workload = load_target(target, options)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(workload, config, Path(folder), pick_device(device), emit=heard)
+        trainer = Trainer(workload, config, Path(folder), pick_device(device), emit=heard, should_stop=over)
         trainer._evaluate = lambda: None  # type: ignore[method-assign]
         trainer._save = lambda score=None: None  # type: ignore[method-assign]
         trainer.run()
@@ -53,7 +65,7 @@ def training_rate(target: str, options: dict[str, Any], device: str, workers: in
     del trainer
     if device == "cuda":
         torch.cuda.empty_cache()
-    (began, first), (ended, last) = marks[0], marks[-1]
+    (began, first), *_, (ended, last) = steady()
     return batch * (last - first) / (ended - began)
 
 
@@ -62,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("loader_grid.json"))
     parser.add_argument("--target", default="classify")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=2.5, help="of training with each setting, after its start")
     parser.add_argument("--small", action="store_true", help="a small model and few pictures, for a laptop")
     given = parser.parse_args()
     import hotlap
@@ -81,14 +93,14 @@ def main() -> None:
     choice = (chosen["num_workers"], chosen["prefetch_factor"] or 2)
     print(f"chosen in {choosing_s:.0f} s: {record.verdict.headline if record.verdict else ''}", flush=True)
 
-    def rate(setting: tuple[int, int], steps: int = given.steps) -> float:
-        return training_rate(given.target, options, given.device, setting[0], setting[1], steps)
+    def rate(setting: tuple[int, int]) -> float:
+        return training_rate(given.target, options, given.device, setting[0], setting[1], given.seconds)
 
     began = time.perf_counter()
     cpus = read_host().usable_cpus
     grid = {}
     for setting in [(n, p) for n in WORKERS if n <= cpus for p in (PREFETCH if n else (2,))]:
-        grid[setting] = rate(setting, given.steps if setting[0] > 1 else given.steps // 2)
+        grid[setting] = rate(setting)
         print(f"workers {setting[0]}, prefetch {setting[1]}: {grid[setting]:.0f} samples/s", flush=True)
     grid_s = time.perf_counter() - began
     best = max(grid, key=lambda setting: grid[setting])

@@ -1,10 +1,16 @@
-"""What the tuner gives away: its choice against the best of the whole grid, and the measuring time of both, in one run.
+"""What the tuner gives away: its choice against the best of a whole grid, and the measuring time of both, in one run.
 
     python -m benchmarks.tune_regret --out tune_regret.json [--only unet,bilstm,resnet50] [--for train]
-    python -m benchmarks.tune_regret --small      # bilstm, small, a reduced grid, on a CPU of two cores
+    python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 8 up to 192
 
-Every cell of the grid is one trial as the tuner makes them. The best right cell and the tuner's winner are then run in
-turn in fresh processes, and the regret is what the winner is slower by. It may be 3%, at a quarter of the grid's time.
+The grid is every arm of a stated list at every batch of a stated list, and the tuner searches the same space: on a card
+TF32, bf16 and fp16, by memory format where there are convolutions, by fused optimizer, by Hotlap's kernels where the
+model has them, and by whole steps recorded as a CUDA graph, at batch 16, 64 and 256. ``--compile`` adds torch.compile,
+whose cells cost ten times as much. Every cell is one trial as the tuner makes them, in a process forked as the tuner's.
+The best right cell and the tuner's winner are then run in turn, and the regret is what the winner is slower by. It may
+be 3%, at a quarter of the grid's measuring time: all trials, the winner's last run in a fresh interpreter included. The
+numeric gates are told apart: what is right must be known of the grid's best cell, too. With ``--compile`` the grid
+finds what the tuner compiled in torch's cache, which makes it a little cheaper than it would be alone.
 """
 
 from __future__ import annotations
@@ -15,61 +21,63 @@ import itertools
 import json
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hotlap.base.stats import ratio_interval
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, Precision
+from hotlap.measure.jobs import Description
+from hotlap.measure.nursery import COMPILERS, Nursery
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.tools.tune import TuneConfig, tune
-from hotlap.tools.tune.budget import Budget, spent
+from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.lab import ProcessLab
 from hotlap.tools.tune.rows import Config, estimates
 from hotlap.tools.tune.run import describe
 from hotlap.tools.tune.search import numeric_class
-from hotlap.tools.tune.space import Space, make_space
 
 ALLOWED_REGRET = 0.03
 ALLOWED_TIME = 0.25
-PAIRS = 6
+PAIRS = 4
+CARD: tuple[Precision, ...] = ("tf32", "bf16", "fp16")
+CPU: tuple[Precision, ...] = ("fp32", "bf16")
 TARGETS: dict[str, dict[str, Any]] = {
     "unet": {"target": "unet"},
     "bilstm": {"target": "bilstm"},
     "resnet50": {"target": "torchvision.models:resnet50", "input": ("3x224x224",)},
 }
-SMALL = {"target": "bilstm", "workload": {"hidden": 64, "length": 32, "embedding": 32}, "max_batch": 128}
+BATCHES = (16, 64, 256)
+SMALL_BATCHES = tuple(range(8, 200, 8))
+SMALL: dict[str, Any] = {
+    "target": "bilstm", "workload": {"hidden": 16, "length": 32, "embedding": 16}, "warmup_seconds": 1.0,
+}  # fmt: skip
 
 
-def grid_of(space: Space, batches: list[int]) -> list[Config]:
-    """Every arm that the space can spell, at every batch."""
-    arms: dict[ArmSpec, None] = {}
-    flags = [change for change in space.switches if list(change.values()) == [True]]
-    others = [change for change in space.switches if change not in flags]
-    for first in space.firsts:
-        for count in range(len(flags) + 1):
-            for chosen in itertools.combinations(flags, count):
-                merged = {key: value for change in chosen for key, value in change.items()}
-                for other in [{}, *others]:
-                    eager = dataclasses.replace(first, **merged, **other)
-                    arms |= dict.fromkeys([eager, *space.compile_forms(eager)])
-    return [Config(arm.name, batch) for batch in batches for arm in arms if space.allows(arm)]
+def grid_arms(about: Description, mode: str, *, on_cpu: bool, threads: bool, compiled: bool) -> list[str]:
+    """The arms of the grid: everything combined with everything."""
+    axes: list[list[dict[str, Any]]] = [[{"precision": p} for p in (CPU if on_cpu else CARD)]]
+    axes += [[{}, {"channels_last": True}]] if about.has_convolutions else []
+    axes += [[{}, {"fused": True}]] if mode == "train" else []
+    axes += [[{}, {"threads": 1}]] if on_cpu and threads else []
+    axes += [[{}, {"kernels": True}]] if about.has_kernels and not on_cpu else []
+    axes += [[{}, *([] if on_cpu else [{"graph": True}]), *([{"compile": "default"}] if compiled else [])]]
+    plain = ArmSpec(device="cpu" if on_cpu else "cuda")
+    found = [dict(itertools.chain.from_iterable(part.items() for part in parts)) for parts in itertools.product(*axes)]
+    return [dataclasses.replace(plain, **changes).name for changes in found]
 
 
-def grid_batches(space: Space, most: int) -> list[int]:
-    """Powers of two around the workload's own batch."""
-    sizes, size = [], max(1, space.batch // 4)
-    while size <= min(space.max_batch, most):
-        sizes.append(size)
-        size *= 2
-    return sizes
-
-
-def run_grid(config: TuneConfig, space: Space, most: int) -> tuple[Config, ProcessLab]:
-    """The best cell that gives the right answer, and the laboratory with every row."""
+def laboratory(config: TuneConfig, nursery: Nursery, say: Callable[[str], None] = lambda _: None) -> ProcessLab:
     budget = Budget(seconds=1e9, rung_seconds=config.seconds)
-    lab = ProcessLab(config, budget, saved=lambda: None, say=lambda text: print(f"  grid {text}", flush=True))
-    cells = grid_of(space, grid_batches(space, most))
+    return ProcessLab(config, budget, saved=lambda: None, say=say, nursery=nursery)
+
+
+def run_grid(config: TuneConfig, nursery: Nursery) -> tuple[Config, ProcessLab]:
+    """The best cell that gives the right answer, and the laboratory with every row."""
+    lab = laboratory(config, nursery, lambda text: print(f"  {text}", flush=True))
+    cells = [Config(arm, batch) for batch in config.batches for arm in config.arms]
     print(f"{config.target}: {len(cells)} cells", flush=True)
     for cell in cells:
         lab.trial("grid", cell, rung=0, attempt=0, tail=0)
@@ -80,14 +88,12 @@ def run_grid(config: TuneConfig, space: Space, most: int) -> tuple[Config, Proce
     raise SystemExit(f"no cell of {config.target} gives the right answer")
 
 
-def in_turn(config: TuneConfig, best: Config, winner: Config) -> dict[str, Any]:
-    """Milliseconds a sample of both, in fresh processes that take turns, and the regret with its interval."""
+def in_turn(config: TuneConfig, best: Config, winner: Config, nursery: Nursery, pairs: int) -> dict[str, Any]:
+    """Milliseconds a sample of both, in processes that take turns, and the regret with its interval."""
     times: dict[Config, list[list[float]]] = {best: [], winner: []}
-    for number in range(PAIRS):
+    for number in range(pairs if best != winner else 1):
         order = (best, winner) if number % 2 == 0 else (winner, best)
-        lab = ProcessLab(
-            config, Budget(seconds=1e9, rung_seconds=config.seconds), saved=lambda: None, say=lambda _: None
-        )
+        lab = laboratory(config, nursery)
         for cell in dict.fromkeys(order):
             row = lab.trial("again", cell, rung=1, attempt=0, tail=0)
             if not row.ok:
@@ -105,30 +111,49 @@ def in_turn(config: TuneConfig, best: Config, winner: Config) -> dict[str, Any]:
     }
 
 
-def one_target(given: dict[str, Any], mode: str, budget: str, most: int, runs: Path) -> dict[str, Any]:
+def one_target(
+    given: dict[str, Any], batches: tuple[int, ...], budget: str, *, small: bool, compiled: bool, pairs: int
+) -> dict[str, Any]:
     """The tuner, the grid, and both choices in turn."""
-    graphs = "on" if mode == "train" else "auto"
-    config = TuneConfig(**given, mode=mode, budget=budget, graphs=graphs, store=False, runs=runs, timeout_s=600.0)  # type: ignore[arg-type]
-    record = tune(config, lambda event: print(f"  tune {event.text}", flush=True) if event.kind == "advance" else None)
-    found = record.extra["tune"]
-    winner = Config(found["winner"]["arm"], found["winner"]["batch"])
-    space = make_space(describe(config), mode=mode, arms=config.arms, graphs=graphs, max_batch=config.max_batch)
-    best, lab = run_grid(config, space, most)
-    row = {
-        "target": config.target,
-        "mode": mode,
-        "winner": encode(winner),
-        "best": encode(best),
-        "tuner_s": found["spent_s"],
-        "grid_s": spent(lab.rows, lab.gates),
-        "tuner_trials": len(found["rows"]),
-        "grid_trials": len(lab.rows),
-        "grid_rows": encode(lab.rows),
-        "tuner_rows": found["rows"],
-        **in_turn(config, best, winner),
-    }
-    row["share"] = row["tuner_s"] / row["grid_s"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, Nursery(COMPILERS if compiled else ()) as nursery:
+        common = {**given, "batches": batches, "budget": budget, "store": False, "runs": Path(folder)}
+        about = describe(TuneConfig(**common), nursery)
+        on_cpu = small or not about.num_cuda
+        arms = grid_arms(about, given["mode"], on_cpu=on_cpu, threads=not small, compiled=compiled)
+        config = TuneConfig(**common, arms=tuple(arms), timeout_s=600.0)
+        record = tune(config, lambda event: print(f"  {event.text}", flush=True) if event.kind == "advance" else None)
+        found = record.extra["tune"]
+        if not found["winner"]:
+            raise SystemExit(f"the tuner found nothing: {record.verdict.headline if record.verdict else ''}")
+        winner = Config(found["winner"]["arm"], found["winner"]["batch"])
+        best, lab = run_grid(config, nursery)
+        row = {
+            "target": config.target,
+            "mode": config.mode,
+            "options": config.workload,
+            "arms": arms,
+            "batches": list(batches),
+            "winner": encode(winner),
+            "best": encode(best),
+            "tuner_s": sum(row["seconds"] for row in found["rows"]),
+            "grid_s": sum(row.seconds for row in lab.rows),
+            "tuner_gates_s": sum(gate["seconds"] for gate in found["gates"]),
+            "grid_gates_s": sum(gate.seconds for gate in lab.gates.values()),
+            "tuner_trials": len(found["rows"]),
+            "grid_trials": len(lab.rows),
+            "grid_rows": [lean(encode(row)) for row in lab.rows],
+            "tuner_rows": [lean(row) for row in found["rows"]],
+            **in_turn(config, best, winner, nursery, pairs),
+        }
+        notes = nursery.notes + record.notes
+    row |= {"share": row["tuner_s"] / row["grid_s"], "whole_s": time.monotonic() - began, "notes": notes}
     return row
+
+
+def lean(row: dict[str, Any]) -> dict[str, Any]:
+    """A trial without its single steps, which only percentiles need."""
+    return {key: value for key, value in row.items() if key != "interval_ms"}
 
 
 def tell(row: dict[str, Any]) -> str:
@@ -139,7 +164,9 @@ def tell(row: dict[str, Any]) -> str:
         f"{row['target']} {row['mode']}: tuner {row['winner']['arm']} at batch {row['winner']['batch']} "
         f"({per_sample:.4g} ms a sample), grid {row['best']['arm']} at batch {row['best']['batch']}; regret "
         f"{row['regret']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}] {verdict}; {row['tuner_s']:.0f} s against "
-        f"{row['grid_s']:.0f} s, {row['share']:.0%} {time}"
+        f"{row['grid_s']:.0f} s, {row['share']:.0%} {time} ({row['tuner_trials']} trials against "
+        f"{row['grid_trials']}); gates {row['tuner_gates_s']:.0f} s against {row['grid_gates_s']:.0f} s; all of it "
+        f"{row['whole_s']:.0f} s"
     )
 
 
@@ -148,23 +175,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tune_regret.json"))
     parser.add_argument("--only", default=",".join(TARGETS))
     parser.add_argument("--for", dest="mode", choices=("train", "infer"), default="train")
-    parser.add_argument("--budget", default="10m")
-    parser.add_argument("--most", type=int, default=512, help="the grid's largest batch")
-    parser.add_argument("--arms", default="", help="only these arms, in both, as cpu,cpu:fused")
-    parser.add_argument("--small", action="store_true", help="a small bilstm in a reduced grid, for two CPU cores")
+    parser.add_argument("--budget", default="90s", help="the tuner's")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="runs of winner and best in turn")
+    parser.add_argument("--batches", default="", help="as 16,64,256")
+    parser.add_argument("--seconds", type=float, default=0.3, help="timed in each trial")
+    parser.add_argument("--compile", action="store_true", help="torch.compile as well, in both")
+    parser.add_argument("--small", action="store_true", help="a small bilstm on the CPU, for two cores")
     given = parser.parse_args()
     chosen = [SMALL] if given.small else [TARGETS[name] for name in given.only.split(",")]
-    arms = {"arms": tuple(given.arms.split(","))} if given.arms else {}
-    for name in arms.get("arms", ()):
-        parse_arm(name)
+    sizes = SMALL_BATCHES if given.small else BATCHES
+    batches = tuple(int(size) for size in given.batches.split(",")) if given.batches else sizes
     rows = []
-    with tempfile.TemporaryDirectory() as runs:
-        for settings in chosen:
-            most = int(settings.get("max_batch", given.most))
-            rows.append(one_target({**settings, **arms}, given.mode, given.budget, most, Path(runs)))
-            print(tell(rows[-1]), flush=True)
-            answer = {"allowed_regret": ALLOWED_REGRET, "allowed_time": ALLOWED_TIME, "rows": rows}
-            given.out.write_text(json.dumps({**answer, "environment": encode(capture())}, indent=1) + "\n")
+    for settings in chosen:
+        common = {"mode": given.mode, "seconds": given.seconds, **settings}
+        how = {"small": given.small, "compiled": given.compile, "pairs": given.pairs}
+        rows.append(one_target(common, batches, given.budget, **how))
+        print(tell(rows[-1]), flush=True)
+        answer = {"allowed_regret": ALLOWED_REGRET, "allowed_time": ALLOWED_TIME, "rows": rows}
+        given.out.write_text(json.dumps({**answer, "environment": encode(capture())}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

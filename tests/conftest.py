@@ -173,6 +173,7 @@ def jobs_in_process(monkeypatch):
     from hotlap.base.errors import HotlapError
     from hotlap.measure import fingerprint, worker
     from hotlap.measure.jobs import find_job
+    from hotlap.measure.nursery import Nursery
     from hotlap.measure.process import freeze_error, quiet, revive_error
     from hotlap.records.codec import encode
     from hotlap.tools.bench import run, self_test
@@ -181,7 +182,7 @@ def jobs_in_process(monkeypatch):
 
     done = []
 
-    def run_job(job, *, timeout_s, listen=quiet):
+    def run_job(job, *, timeout_s, listen=quiet, nursery=None):
         done.append(job)
         try:
             answer = find_job(job["job"])(json.loads(json.dumps(job)), listen)
@@ -191,6 +192,7 @@ def jobs_in_process(monkeypatch):
             raise revive_error(freeze_error(worker.explain(error, job))) from error
         return json.loads(json.dumps(encode(answer), allow_nan=False))
 
+    monkeypatch.setattr(Nursery, "_open", lambda self, modules: None)
     for module in (run, sys_module(self_test), sys_module(loader), sys_module(tune), fingerprint, lab, verify):
         monkeypatch.setattr(module, "run_job", run_job)
     return done

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from hotlap import splat as splat
     from hotlap.api import bench as bench
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
@@ -60,7 +61,13 @@ _PUBLIC = {
 }
 
 
+_ROOMS = ("splat",)
+"""Parts of the package that are used by their own names, as in ``hotlap.splat.rasterize``."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"hotlap.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'hotlap' has no attribute {name!r}")
     module, _, attribute = _PUBLIC[name].partition(":")
@@ -68,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted([*globals(), *_PUBLIC, *_ROOMS])

@@ -22,3 +22,11 @@ def many_runs():
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    """Steps of this test record without a card."""
+    from fake_recorder import use_fake_recorders
+
+    return use_fake_recorders(monkeypatch)

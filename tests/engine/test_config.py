@@ -44,6 +44,13 @@ def test_settings_that_judge_need_evaluations(settings, words):
         TrainConfig(target="unet", eval_every=0, **settings)
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_compiler_that_records_graphs_itself_stands_alone(mode):
+    with pytest.raises(ConfigError, match=f"graph = True with compile = '{mode}', which records graphs itself"):
+        TrainConfig(target="unet", graph=True, compile=mode)
+    assert TrainConfig(target="unet", graph=True, compile="default").graph
+
+
 @pytest.fixture
 def runs(tmp_path):
     """A folder with trainings of two targets and a bench between them; makes further records."""

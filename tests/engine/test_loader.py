@@ -156,6 +156,20 @@ def test_persistent_workers_serve_epoch_after_epoch_even_after_a_break():
     train.close()
 
 
+def test_garbage_is_looked_for_only_where_workers_are_forked(monkeypatch):
+    """It takes long, and an epoch may be short."""
+    looked, collect = [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda: looked.append(1) or collect())
+    train = loader(settings=LoaderSettings(num_workers=1, persistent_workers=True))
+    for epoch in range(3):
+        assert len(list(train.epoch(epoch))) == train.num_batches
+    assert len(looked) == 1
+    train.close()
+    list(train.epoch(3))
+    assert len(looked) == 2
+    train.close()
+
+
 def test_workers_end_with_their_epoch():
     import multiprocessing
 

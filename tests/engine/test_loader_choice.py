@@ -17,10 +17,10 @@ from hotlap.engine.loader_choice import (
     keeps_up,
     read_limits,
     refusal,
-    search,
     training_rate,
     worker_counts,
 )
+from hotlap.engine.loader_search import search
 from hotlap.engine.loader_settings import LoaderSettings
 
 MIB = 2**20
@@ -76,10 +76,41 @@ def test_settings_are_tried_from_cheap_to_dear_and_pinned_only_for_a_card():
     assert all(s.pin_memory for s in candidates([0, 1], pin_memory=True))
 
 
-def test_the_search_ends_with_the_first_setting_that_keeps_up():
-    rates = {0: 90, 1: 80, 2: 150, 4: 300}
-    assert tried(found(lambda s: rates[s.num_workers])) == [(0, None), (1, 2), (1, 4), (2, 2)]
-    assert len(found(lambda s: rates[s.num_workers], full=True)) == 7
+MANY = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@pytest.mark.parametrize(
+    ("rates", "order"),
+    [
+        (lambda n: 50 * max(1, n), [(0, None), (3, 2), (2, 2), (2, 4)]),  # as expected from one process alone
+        (lambda n: 30 * n or 50, [(0, None), (3, 2), (4, 2)]),  # a worker is slower than that
+        (lambda n: 200 * n or 15, [(0, None), (8, 2), (1, 2)]),  # or much faster
+        (lambda n: min(90, 60 * n) or 60, [(0, None), (2, 2), (3, 2), (1, 2), (2, 4)]),  # or more of them are no faster
+    ],
+)
+def test_the_search_goes_where_enough_workers_are_expected_and_ends_with_the_fewest(rates, order):
+    rows = found(lambda s: rates(s.num_workers), workers=MANY)
+    assert tried(rows) == order
+    assert len(found(lambda s: rates(s.num_workers), workers=MANY, full=True)) == 17
+
+
+def test_what_the_search_chooses_is_what_all_settings_would_have_given():
+    for each in (7.0, 13.0, 31.0, 77.0, 130.0):
+        for most in (100.0, 119.0, 300.0):
+
+            def rate(s, each=each, most=most):
+                return min(each * (s.num_workers or 1), most) * (1.1 if s.prefetch_factor == 4 else 1.0)
+
+            few, all_of_them = found(rate, workers=MANY), found(rate, workers=MANY, full=True)
+            best, chosen = choose(all_of_them, 100.0), choose(few, 100.0)
+            assert chosen.settings.num_workers <= best.settings.num_workers or not best.enough
+            assert chosen.enough == best.enough and len(few) < len(all_of_them) / 2
+
+
+def test_where_none_keeps_up_fewer_workers_are_tried_as_long_as_they_are_faster():
+    rows = found(lambda s: {8: 70, 12: 60, 16: 50}.get(s.num_workers, 1 + s.num_workers), workers=MANY)
+    assert tried(rows) == [(0, None), (16, 2), (12, 2), (8, 2), (6, 2), (8, 4)]
+    assert choose(rows, 100.0).settings.num_workers == 8
 
 
 def test_the_smallest_that_reaches_the_headroom_is_chosen_not_the_fastest():
@@ -165,21 +196,22 @@ def test_workers_that_would_take_the_last_memory_are_refused():
 def test_the_search_refuses_by_what_it_has_measured_and_goes_on():
     limits = Limits(cpus=8, shm_bytes=50 * MIB, memory_bytes=64 * 2**30)
     rows = found(lambda s: 50, limits, batch_bytes=8 * MIB)
-    assert [(r.settings.num_workers, r.settings.prefetch_factor) for r in rows if not r.refused] == [(0, None), (1, 2)]
-    assert all("/dev/shm" in r.refused and r.rate is None for r in rows[2:])
+    assert tried(rows) == [(0, None), (4, 2), (2, 2), (1, 2), (1, 4)]
+    assert tried([row for row in rows if not row.refused]) == [(0, None), (1, 2)]
+    assert all("/dev/shm" in row.refused and row.rate is None for row in (rows[1], rows[2], rows[4]))
     choice = choose(rows, 100.0)
     assert "Settings were refused" in " ".join(choice.lines)
 
 
 def test_a_full_shared_memory_leaves_the_trainer_s_own_process():
     rows = found(lambda s: 50, Limits(cpus=8, shm_bytes=0), consumption=100.0)
-    assert [bool(r.refused) for r in rows] == [False] + [True] * 6
+    assert tried(rows) == [(0, None), (4, 2), (2, 2), (1, 2)] and all(row.refused for row in rows[1:])
     assert choose(rows, 100.0).settings.num_workers == 0
 
 
 def test_a_setting_whose_worker_dies_is_a_refused_row():
     rows = found(lambda s: LoaderDied("a worker died of SIGBUS") if s.num_workers == 1 else 500)
-    assert [r.refused for r in rows[1:3]] == ["failed: a worker died of SIGBUS"] * 2
+    assert rows[1].refused == "failed: a worker died of SIGBUS"
     assert tried([choose(rows, 100.0).chosen]) == [(2, 2)]
 
 

@@ -46,6 +46,12 @@ def test_a_speed_has_windows_sizes_and_no_workers_left_behind(settings):
     assert set(multiprocessing.active_children()) <= before
 
 
+@pytest.mark.parametrize(("decides", "windows"), [(1e-6, 2), (1e12, 2), (None, 4)])
+def test_two_windows_are_enough_where_they_leave_no_doubt(decides, windows):
+    loader = make_loader(DATA, LoaderSettings(), batch=8, seed=0, device=CPU)
+    assert len(measure_speed(loader, CPU, seconds=0.005, windows=4, decides=decides).rates) == windows
+
+
 def test_a_speed_is_measured_on_the_device(device):
     settings = LoaderSettings(pin_memory=device.type == "cuda")
     speed = measure_speed(make_loader(DATA, settings, batch=8, seed=0, device=device), device, seconds=0.02, windows=2)

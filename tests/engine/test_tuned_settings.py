@@ -109,9 +109,21 @@ def test_switches_threads_and_recomputation_are_taken_over():
     assert (changes["sdpa"], changes["cudnn_benchmark"]) == ("flash", False)
 
 
-def test_a_recorded_step_is_left_out_aloud():
-    _, notes = settings_from(profile("cuda:graph"), resolved(batch=8).config, set())
-    assert notes == ["The profile's arm replays whole steps as a CUDA graph, which a training does not: left out."]
+@pytest.mark.parametrize(
+    ("settings", "taken"), [({}, True), ({"compile": "reduce-overhead"}, False), ({"compile": "default"}, True)]
+)
+def test_a_recorded_step_is_recorded_unless_the_compiler_does_that(settings, taken):
+    given = resolved(**settings)
+    free = {name for name, source in given.sources.items() if source == "default"}
+    changes, _ = settings_from(profile("cuda:graph"), given.config, free)
+    assert changes["graph"] is taken
+    assert dataclasses.replace(given.config, **changes).compile == settings.get("compile", "off")
+
+
+def test_several_processes_record_nothing():
+    given = dataclasses.replace(resolved().config, nproc=2)
+    changes, _ = settings_from(profile("cuda:graph"), given, set(resolved().sources))
+    assert changes["graph"] is False
 
 
 def test_several_processes_keep_their_own_batch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_recorder import use_fake_recorders
 from torch import nn
 
 from hotlap.base.settings import Layer, resolve
@@ -80,6 +81,20 @@ def test_a_training_is_seen_as_it_is(folder):
     assert set(seen.batches) == {6} and len(seen.batches) >= 3
     assert seen.dtypes == ["bfloat16"] and seen.channels_last is True
     assert (seen.fused, seen.compiled, seen.threads) == (True, False, 1)
+
+
+def test_replays_are_counted_though_hooks_do_not_see_them(folder, monkeypatch):
+    recorders, attach = use_fake_recorders(monkeypatch), Observer.attach
+
+    def attached(self, model):
+        recorders.model = attach(self, model)
+        return model
+
+    monkeypatch.setattr(Observer, "attach", attached)
+    seen = watch(train_job(batch=6, precision="bf16-mixed", channels_last=True, graph=True), quiet)
+    assert seen.num_replays == 3 and set(seen.batches) == {6}
+    assert seen.dtypes == ["bfloat16"] and seen.channels_last is True
+    assert watch(train_job(batch=6), quiet).num_replays == 0
 
 
 def test_a_model_that_refuses_the_short_format_is_seen_to(folder):

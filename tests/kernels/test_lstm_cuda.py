@@ -29,8 +29,8 @@ def host_scan(variant: Variant, folder: Path, without: str = "") -> scan.Scan:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    source = (HERE / "lstm_host.hpp", Path(cuda.__file__).with_name("lstm.cu"), HERE / "lstm_host.cpp")
-    text = "\n".join(file.read_text() for file in source)
+    source = [HERE / "fibres.hpp", HERE / "lstm_host.hpp", Path(cuda.__file__).with_name("lstm.cu")]
+    text = "\n".join(file.read_text() for file in [*source, HERE / "lstm_host.cpp"])
     assert without in text
     (folder / "lstm.cpp").write_text(text.replace(without, "") if without else text)
     shared = max(variant.shared_bytes.values())

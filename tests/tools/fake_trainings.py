@@ -20,7 +20,7 @@ OUTCOME = {
     "status": "complete", "step": 600, "epoch": 6, "resumed_from": None, "metrics": {"loss": 0.21, "accuracy": 0.93},
     "best": 0.94, "best_checkpoint": "runs/unet/1/checkpoints/step-00000500-0123456789abcdef.pt",
     "last_checkpoint": "runs/unet/1/checkpoints/step-00000600-fedcba9876543210.pt", "samples_per_s": 1234.5,
-    "micro": 16, "num_splits": 2, "recovery_s": 0.4, "recomputing": False, "num_bad_samples": 3,
+    "micro": 16, "num_splits": 2, "recovery_s": 0.4, "recomputing": False, "num_replays": 0, "num_bad_samples": 3,
     "peak_bytes": 3 * 2**30, "host_peak_bytes": 2**30,
     "warnings": ["out of memory with 64 samples; the step is replayed in micro-batches of 32"],
 }  # fmt: skip

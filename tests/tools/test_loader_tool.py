@@ -14,6 +14,7 @@ from hotlap.base.errors import EXIT_USAGE, ConfigError, DataError, TargetError
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.engine.loader_choice import Limits
+from hotlap.measure.nursery import Nursery
 from hotlap.measure.process import run_job
 from hotlap.records.run import load_record
 from hotlap.tools.loader import LoaderConfig, loader
@@ -88,7 +89,7 @@ def test_the_record_holds_the_choice_and_every_sample(folder):
 @pytest.mark.usefixtures("jobs_in_process", "two_cpus", "no_hang")
 def test_a_model_that_outruns_every_loader_gets_the_whole_grid(folder):
     record = quick(step_ms=1e-6, prefetch=(2,))
-    assert [row["label"] for row in rows(record)] == ["no workers", "1 worker, prefetch 2", "2 workers, prefetch 2"]
+    assert [row["label"] for row in rows(record)] == ["no workers", "2 workers, prefetch 2", "1 worker, prefetch 2"]
     assert record.verdict.outcome == "bottleneck" and record.verdict.exit_code == 0
     assert "the loader is the bottleneck" in record.verdict.headline
     assert sum(row["chosen"] for row in rows(record)) == 1
@@ -105,9 +106,12 @@ def test_the_step_is_measured_when_it_is_not_given(folder, jobs_in_process, monk
     assert jobs_in_process[-1]["mode"] == "train" and jobs_in_process[-1]["batch"] == 4
 
 
-def test_a_fresh_process_may_start_workers_of_its_own(folder, no_hang):
-    job = {"job": "loader", "target": "tiny.py:Tiny", "settings": {"num_workers": 1}, "batch": 4, "device": "cpu"}
-    speed = run_job({**job, "seed": 0, "seconds": 0.01, "on_bad_sample": "raise"}, timeout_s=50)
+def test_a_forked_process_may_start_workers_of_its_own(folder, device, no_hang):
+    job = {"job": "loader", "target": "tiny.py:Tiny", "batch": 4, "device": str(device), "on_bad_sample": "raise"}
+    settings = {"num_workers": 1, "pin_memory": device.type == "cuda"}
+    with Nursery(loader_run.JOBS) as nursery:
+        speed = run_job({**job, "settings": settings, "seed": 0, "seconds": 0.01}, timeout_s=50, nursery=nursery)
+        assert nursery.notes == []
     assert len(speed["rates"]) == 5 and speed["num_samples"] == 24
 
 
@@ -115,7 +119,7 @@ def test_a_fresh_process_may_start_workers_of_its_own(folder, no_hang):
 def test_a_full_shared_memory_refuses_every_worker(folder, monkeypatch):
     monkeypatch.setattr(loader_run, "read_limits", lambda: Limits(cpus=2, shm_bytes=64))
     record = quick(step_ms=1e-6)
-    assert all("free in /dev/shm" in row["refused"] for row in rows(record)[1:]) and len(rows(record)) == 5
+    assert all("free in /dev/shm" in row["refused"] for row in rows(record)[1:]) and len(rows(record)) == 3
     assert record.extra["loader"]["arguments"]["num_workers"] == 0
     assert "refused: 2 batches of 48 B on their way are more than half of the 64 B free" in shown(record)
     assert "1 worker, prefetch 2: 2 batches of 48 B" in render([record])

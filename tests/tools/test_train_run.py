@@ -32,12 +32,13 @@ def supervised(monkeypatch, tmp_path):
 
 
 def test_a_record_tells_what_was_reached_and_what_it_took(supervised):
-    record = supervised({"recomputing": True, "resumed_from": 40})
+    record = supervised({"recomputing": True, "resumed_from": 40, "num_replays": 597})
     assert record.verdict.headline == "trained 600 steps; loss 0.21, accuracy 0.93; 1,234 samples/s"
     assert record.verdict.lines == [
         "Went on from step 40.",
         "Memory ran out 2 times; no step was lost, and the longest replay took 400 ms.",
         "Activation checkpointing was switched on: some layers are computed twice.",
+        "597 passes replayed as CUDA graphs.",
         "Started again 1 time from the last checkpoint.",
         "3 bad samples left out; bad_samples.txt lists them.",
     ]

@@ -13,6 +13,8 @@ from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, load_record
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+RECORDS_ITSELF = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile with CUDA graphs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class TrainConfig:
     """Images and convolutions in NHWC order."""
     kernels: bool = False
     """Layers by Hotlap's own kernels, where the model has them."""
+    graph: bool = False
+    """Records the passes over micro-batches as CUDA graphs and replays them; says why, if the model cannot be."""
     fused: bool = False
     """The optimizer's fused implementation, where it has one."""
     cudnn_benchmark: bool = True
@@ -143,6 +147,11 @@ class TrainConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} with fsdp = True", expected="one of the two")
         if self.fsdp and self.precision == "16-mixed":
             raise ConfigError("precision = '16-mixed' with fsdp = True", expected="bf16-mixed or 32-true")
+        if self.graph and self.compile in RECORDS_ITSELF:
+            raise ConfigError(
+                f"graph = True with compile = {self.compile!r}, which records graphs itself",
+                expected="one of the two, or compile = 'default' with graph",
+            )
         if self.timeout_s <= 0:
             raise ConfigError(f"timeout_s = {self.timeout_s}", expected="a positive number of seconds")
         if self.lr is not None and self.lr <= 0:

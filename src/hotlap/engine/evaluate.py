@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import Subset
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.parts import Parts
 from hotlap.engine.split import micro_ranges, num_samples, take, to_device
+from hotlap.engine.undo import release_memory
 from hotlap.workload import Batch
 
 
@@ -24,21 +24,33 @@ def never() -> bool:
 def evaluate(parts: Parts, *, should_stop: Callable[[], bool] = never) -> dict[str, float] | None:
     """The mean loss and the workload's own metrics, of the averaged model where there is one; None when told to stop.
 
-    It is done in float32 and in evaluation mode; the model is in training mode afterwards.
+    It is done in float32 and in evaluation mode; the model is in training mode afterwards. Recorded passes are given up
+    where it does not fit beside them.
     """
     assert parts.evaluation is not None and parts.held_out is not None
     model = parts.ema.module if parts.ema is not None else parts.model
     model.eval()
     try:
-        loss = _mean_loss(parts, model, should_stop)
-        if loss is None:
-            return None
-        data: Any = parts.held_out
-        if parts.evaluation.bad_samples:
-            data = Subset(data, [i for i in range(len(data)) if i not in parts.evaluation.bad_samples])
-        scores = parts.workload.metrics(model, data, parts.device)
+        while True:
+            try:
+                return _evaluated(parts, model, should_stop)
+            except Exception as error:
+                if not is_out_of_memory(error) or not parts.step.release_graphs():
+                    raise
+            release_memory(parts.device)
     finally:
         parts.model.train()
+
+
+def _evaluated(parts: Parts, model: nn.Module, should_stop: Callable[[], bool]) -> dict[str, float] | None:
+    assert parts.evaluation is not None
+    loss = _mean_loss(parts, model, should_stop)
+    if loss is None:
+        return None
+    data: Any = parts.held_out
+    if parts.evaluation.bad_samples:
+        data = Subset(data, [i for i in range(len(data)) if i not in parts.evaluation.bad_samples])
+    scores = parts.workload.metrics(model, data, parts.device)
     return {"loss": loss, **{name: float(value) for name, value in scores.items()}}
 
 
@@ -71,6 +83,4 @@ def _sum_in_pieces(parts: Parts, model: nn.Module, batch: Batch, size: int | Non
             return total, count, size
         # Outside the except block, where the traceback would keep the failed piece's tensors alive.
         size = -(-piece // 2)
-        gc.collect()
-        if parts.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(parts.device)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
+from hotlap.engine.graphs import GraphedPasses, Passed
 from hotlap.engine.split import micro_ranges, num_samples, take
-from hotlap.engine.sums import Sums, not_zero, scale_gradients
+from hotlap.engine.sums import Sums, not_zero, power_of_two, scale_gradients
 from hotlap.engine.team import Team
-from hotlap.engine.trace import Place, Tracer, place_of
+from hotlap.engine.trace import Tracer, Trouble, place_of
 from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
 from hotlap.measure.dropout import key_dropout
@@ -74,6 +76,7 @@ class ExactStep:
         separable: bool = True,
         recompute: Literal["auto", "on", "off"] = "auto",
         regrow_after: int = 200,
+        graph: bool = False,
         team: Team | None = None,
         say: Say = lambda text: None,
     ) -> None:
@@ -81,6 +84,7 @@ class ExactStep:
 
         ``micro`` None begins with the whole batch. ``recompute`` "auto" switches activation checkpointing on as the
         last step before giving up. ``regrow_after`` quiet steps, a micro-batch twice as large is tried again.
+        ``graph`` records the passes over parts of the usual sizes as CUDA graphs and replays them.
         """
         if micro is not None and micro < 1:
             raise UsageError(f"micro = {micro}", expected="at least one sample")
@@ -105,11 +109,22 @@ class ExactStep:
         self._least, self._largest = 1, micro
         self._window, self._quiet = regrow_after, 0
         self._start = StepStart(model, self.device)
-        self._update = Update(optimizer, self.scaler, self.device, say)
+        self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
-        self._unit: float | None = None  # what a team divides by until the true count is known
+        self._unit: float | None = None  # what split steps divide by until the true count is known
+        self.graphs: GraphedPasses | None = None
+        if graph:
+            is_compiled = self._compiled is not model
+            self.graphs = GraphedPasses(model, optimizer, self.device, self.key, is_compiled=is_compiled, say=say)
+            if team is not None:
+                self.graphs.refuse("several processes share gradients")
         if recompute == "on":
             self._switch_recompute_on()
+
+    @property
+    def num_replays(self) -> int:
+        """Passes that were replays of recorded ones."""
+        return self.graphs.num_replays if self.graphs is not None else 0
 
     def inexact(self) -> list[Inexact]:
         """What would make a split step differ from a whole one, by name; some of it shows only after a step."""
@@ -131,6 +146,10 @@ class ExactStep:
         if state["recomputing"] and not self.recomputing:
             self._switch_recompute_on()
         self._update.be_careful()
+
+    def release_graphs(self) -> bool:
+        """Gives the memory of recorded passes back, which are recorded again later; whether there were any."""
+        return self.graphs is not None and self.graphs.release()
 
     def __call__(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
         """Trains on one effective batch; ``first_sample`` is its first sample's place where processes share a batch.
@@ -154,14 +173,14 @@ class ExactStep:
         grown_from = self._try_larger(total)
         self._start.forget()
         num_splits, failed_at = 0, 0.0
-        trouble = _Trouble("another process ran out of memory", None)
+        trouble = Trouble("another process ran out of memory", None)
         while True:
             done, began = None, time.perf_counter()
             try:
                 done = self._gradients(batch, total, first_sample, traced=num_splits > 0 and self._is_last(total))
             except Exception as error:
                 if is_out_of_memory(error):
-                    trouble = _Trouble(first_line(error), place_of(error, self.model))
+                    trouble = Trouble(first_line(error), place_of(error, self.model))
                 elif num_splits == 0 or not self._is_too_small(error):
                     raise
             # Outside the except block: there the traceback would keep every tensor of the failed step alive.
@@ -169,8 +188,11 @@ class ExactStep:
                 break
             failed_at = failed_at or time.perf_counter()
             num_splits += 1
-            self._recover()
-            self._split_further(total, trouble, grown_from, num_splits)
+            if self._recover() and grown_from is None:
+                self._say("out of memory beside recorded passes; they are given up, and the step is replayed")
+                self._update.be_careful()
+            else:
+                self._split_further(total, trouble, grown_from, num_splits)
             grown_from = None
         self._quiet = 0 if num_splits else self._quiet + 1
         lost = began - failed_at if num_splits else 0.0
@@ -214,6 +236,8 @@ class ExactStep:
             if self.team is None or not is_out_of_memory(error):
                 raise
             raise StepLost(f"memory ran out after the processes had shared gradients: {first_line(error)}") from error
+        if self.graphs is not None and sums.num_micro > 1 and self._unit is None:
+            self._unit = power_of_two(float(count))
         done = {"loss": loss, "count": count, "grad_norm": norm}
         return done | {"micro": sums.largest, "num_micro": sums.num_micro}
 
@@ -224,25 +248,39 @@ class ExactStep:
             self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
         random = RandomState(self.device) if self._looks else None
         ranges = micro_ranges(total, self._size(total)) if total else []
-        sums = Sums(
-            num_micro=len(ranges), largest=max((end - begin for begin, end in ranges), default=0), divisor=self._unit
-        )
+        largest = max((end - begin for begin, end in ranges), default=0)
+        sums = Sums(num_micro=len(ranges), largest=largest, divisor=self._begin_graphs(len(ranges)))
         for begin, end in ranges:
             if self.key is not None:
                 self.key.set_part(first_sample + begin, end - begin)
-            with self._autocast():
-                part, num = self.loss(self._compiled, take(batch, begin, end))
-            num = num.detach() if isinstance(num, Tensor) else num
-            if sums.divisor is None:
-                # The true count is known only after the last part. One of about its size, drawn from the first part,
-                # keeps half-precision gradients in range until then; with a single part it is the true one.
-                sums.divisor = not_zero(num) * (total / (end - begin) if len(ranges) > 1 else 1)
-            scaled = part / sums.divisor
-            (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
-            sums.add(part.detach(), num)
+            run = partial(self._pass, divisor=sums.divisor, share=total / (end - begin))
+            part = take(batch, begin, end) if len(ranges) > 1 else batch
+            passed = run(part) if self.graphs is None else self.graphs(part, run)
+            sums.divisor, sums.mean = passed.divisor, passed.mean
+            sums.add(passed.loss, passed.num)
         if random is not None:
             self._look_for_draws(random)
         return sums
+
+    def _begin_graphs(self, num_parts: int) -> float | None:
+        """What parts of this step divide by, if it is fixed: a recording of one of several cannot follow it."""
+        if self.graphs is not None:
+            self.graphs.begin(adds=num_parts > 1)
+            self._update.set_aside(self.graphs.aside_bytes)
+        return self._unit if num_parts > 1 or self.team is not None else None
+
+    def _pass(self, part: Batch, *, divisor: Any, share: float) -> Passed:
+        """Forward and backward pass over a part; ``share`` is how many of its size would make the whole batch."""
+        with self._autocast():
+            loss, count = self.loss(self._compiled, part)
+        count = count.detach() if isinstance(count, Tensor) else count
+        if divisor is None:
+            # The true count is known only after the last part. One of about its size, drawn from the first part,
+            # keeps half-precision gradients in range until then; with a single part it is the true one.
+            divisor = not_zero(count) * share if share > 1 else not_zero(count)
+        scaled = loss / divisor
+        (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+        return Passed(loss.detach(), count, divisor, scaled.detach())
 
     def _look_for_draws(self, before: RandomState) -> None:
         self._looks -= 1
@@ -255,7 +293,8 @@ class ExactStep:
     def _normalise(self, sums: Sums) -> tuple[Tensor, Any]:
         """Adds up over the team and divides once by the true count; the mean loss and that count."""
         if self.team is None and sums.num_micro == 1:  # as in a loop without any splitting, to the last bit
-            return sums.loss.to(sums.dtype) / not_zero(sums.count), sums.count
+            assert sums.mean is not None
+            return sums.mean, sums.count
         divisor = self._in_double(1 if sums.divisor is None else sums.divisor)
         total, count = self._in_double(sums.loss), self._in_double(sums.count)
         if self.team is None:
@@ -283,13 +322,15 @@ class ExactStep:
             return None
         return torch.nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
 
-    def _recover(self) -> None:
-        """Everything as it was when the step began."""
+    def _recover(self) -> bool:
+        """Everything as it was when the step began; whether recorded passes held memory, which they have given up."""
         self.optimizer.zero_grad(set_to_none=True)
+        held = self.release_graphs()
         release_memory(self.device)
         insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
+        return held
 
-    def _split_further(self, total: int, trouble: _Trouble, grown_from: int | None, num_splits: int) -> None:
+    def _split_further(self, total: int, trouble: Trouble, grown_from: int | None, num_splits: int) -> None:
         """A smaller split for the next attempt; raises when there is none."""
         size = max(self._size(total), self._least)
         if self.team is not None:
@@ -317,10 +358,12 @@ class ExactStep:
         if self._compiled is not self.model and self.team is None:
             self._compiled = self.model  # a compiled graph would keep what recomputation means to forget
             self._say("activation checkpointing is on, so the model is no longer compiled")
+        if self.graphs is not None:
+            self.graphs.refuse("activation checkpointing is on")
         recompute_blocks(self.model)
         self.recomputing = True
 
-    def _give_up(self, size: int, trouble: _Trouble) -> OutOfMemory:
+    def _give_up(self, size: int, trouble: Trouble) -> OutOfMemory:
         where = f" in {trouble.place}" if trouble.place else ""
         helps = ["a smaller input (image size, sequence length)"]
         if not self.recomputing and find_blocks(self.model):
@@ -347,22 +390,12 @@ class ExactStep:
         self.micro = min(2 * before, most)
         return before
 
-    @contextlib.contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def _autocast(self) -> torch.autocast:
         kind = _AUTOCAST[self.precision]
-        with torch.autocast(self.device.type, dtype=kind, enabled=kind is not None):
-            yield
+        return torch.autocast(self.device.type, dtype=kind, enabled=kind is not None)
 
 
 _AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """Why an attempt failed, in words: holding on to the exception would hold on to its tensors."""
-
-    what: str
-    place: Place | None
 
 
 def _samples(num: int) -> str:

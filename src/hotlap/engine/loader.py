@@ -125,14 +125,14 @@ class TrainLoader:
                 _end(iterator)
 
     def _started(self) -> Iterator[Any]:
-        """The DataLoader's iterator, its workers forked.
+        """The DataLoader's iterator; workers that live on from epoch to epoch are forked for the first one only.
 
         Whatever waits for the garbage collector here must not be collected there: a worker that gives back a tensor of
         the card, with a context that did not survive the fork, aborts.
         """
-        if not self.settings.num_workers:
+        if not self.settings.num_workers or getattr(self._loader, "_iterator", None) is not None:
             return iter(self._open())
-        gc.collect()
+        gc.collect()  # a tenth of a second and more: seen in short epochs, so never where nothing is forked
         gc.freeze()
         try:
             return iter(self._open())

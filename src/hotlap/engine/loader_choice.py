@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hotlap.base.errors import HotlapError
 from hotlap.base.format import format_bytes, format_count, format_number
-from hotlap.base.stats import interval
 from hotlap.device.host import memory_available, read_host, shm_free_bytes
 from hotlap.engine.loader_settings import LoaderSettings
 
@@ -127,50 +125,17 @@ def refusal(settings: LoaderSettings, limits: Limits, *, batch_bytes: int, worke
 
 def keeps_up(settings: LoaderSettings, rate: float, consumption: float, headroom: float = HEADROOM) -> bool:
     """Whether the model hardly ever waits: workers load beside it, the trainer's own process instead of it."""
-    return rate >= consumption * (headroom if settings.num_workers else max(headroom, 1 / IN_PROCESS_SHARE))
+    return rate >= rate_that_decides(settings, consumption, headroom)
+
+
+def rate_that_decides(settings: LoaderSettings, consumption: float, headroom: float = HEADROOM) -> float:
+    """Samples a second from which on ``settings`` keep up."""
+    return consumption * (headroom if settings.num_workers else max(headroom, 1 / IN_PROCESS_SHARE))
 
 
 def training_rate(settings: LoaderSettings, rate: float, consumption: float) -> float:
     """Samples a second that training can be expected to reach: the slower of two at once, or one after the other."""
     return min(rate, consumption) if settings.num_workers else 1 / (1 / rate + 1 / consumption)
-
-
-def search(
-    tries: Sequence[LoaderSettings],
-    measure: Callable[[LoaderSettings], Speed],
-    limits: Limits,
-    *,
-    consumption: float,
-    headroom: float = HEADROOM,
-    full: bool = False,
-) -> Iterator[Row]:
-    """Measures one setting after another until one keeps up; all of them with ``full``.
-
-    Loading without workers comes first even where it is not asked for: it tells how large a batch is, before anything
-    is sent through shared memory.
-    """
-    batch_bytes, worker_bytes = 0, WORKER_BYTES
-    found: list[Row] = []
-    for settings in tries:
-        why = refusal(settings, limits, batch_bytes=batch_bytes, worker_bytes=worker_bytes)
-        row = Row(settings=settings, refused=why) if why else _measured(settings, measure, can_fail=bool(found))
-        found.append(row)
-        yield row
-        if row.speed is not None and row.rate is not None:
-            batch_bytes, worker_bytes = row.speed.batch_bytes, row.speed.worker_bytes or worker_bytes
-            if keeps_up(settings, row.rate, consumption, headroom) and not full:
-                return
-
-
-def _measured(settings: LoaderSettings, measure: Callable[[LoaderSettings], Speed], *, can_fail: bool) -> Row:
-    try:
-        speed = measure(settings)
-    except HotlapError as error:
-        if not can_fail:
-            raise  # the dataset itself is at fault, or the batch, and no other setting would change that
-        return Row(settings=settings, refused=f"failed: {error.what}")
-    centre = interval([speed.rates])
-    return Row(settings=settings, speed=speed, rate=centre.value, low=centre.low, high=centre.high)
 
 
 def choose(rows: Sequence[Row], consumption: float, headroom: float = HEADROOM) -> Choice:

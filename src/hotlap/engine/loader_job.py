@@ -17,7 +17,7 @@ from hotlap.targets import load_target
 
 
 def measure_loader(job: dict[str, Any], listen: Listen) -> Speed:
-    """The speed of one setting, in a process that has loaded nothing before."""
+    """The speed of one setting, in a process that has loaded nothing before; ``decides`` is the rate asked for."""
     settings: LoaderSettings = decode(LoaderSettings, job["settings"])
     device = torch.device(job["device"])
     if device.type == "cuda":
@@ -38,4 +38,4 @@ def measure_loader(job: dict[str, Any], listen: Listen) -> Speed:
         collate=workload.collate,
         on_bad_sample=job["on_bad_sample"],
     )
-    return measure_speed(loader, device, seconds=job["seconds"])
+    return measure_speed(loader, device, seconds=job["seconds"], decides=job.get("decides"))

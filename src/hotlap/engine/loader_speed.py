@@ -23,15 +23,18 @@ from hotlap.engine.loader_choice import (
     candidates,
     choose,
     consumption_of,
+    rate_that_decides,
     read_limits,
-    search,
     worker_counts,
 )
+from hotlap.engine.loader_search import search
 from hotlap.engine.loader_settings import LoaderSettings
 from hotlap.engine.prefetch import DevicePrefetcher
 from hotlap.workload import Batch
 
 WINDOWS = 5
+CLEAR, CLEAR_WINDOWS = 1.25, 2
+"""So many windows are enough where each is so many times above, or below, the rate that decides."""
 MAX_SECONDS = 30.0
 """A setting so slow that its windows take longer than this gets fewer of them."""
 
@@ -60,8 +63,13 @@ def make_loader(
     )
 
 
-def measure_speed(loader: TrainLoader, device: torch.device, *, seconds: float, windows: int = WINDOWS) -> Speed:
-    """The speed at which ``loader`` brings batches to ``device`` for a consumer that never keeps it waiting."""
+def measure_speed(
+    loader: TrainLoader, device: torch.device, *, seconds: float, windows: int = WINDOWS, decides: float | None = None
+) -> Speed:
+    """The speed at which ``loader`` brings batches to ``device`` for a consumer that never keeps it waiting.
+
+    Fewer windows are enough where all of them lie far on one side of ``decides``, the rate that is asked for.
+    """
     before = {child.pid for child in multiprocessing.active_children()}
     began = time.perf_counter()
     batches = DevicePrefetcher(_endless(loader), device)
@@ -76,6 +84,8 @@ def measure_speed(loader: TrainLoader, device: torch.device, *, seconds: float, 
         rates: list[float] = []
         while len(rates) < windows and (len(rates) < 2 or time.perf_counter() - began < MAX_SECONDS):
             rates.append(_window(batches, device, seconds, at_least=max(1, loader.settings.num_workers)))
+            if decides is not None and _is_clear(rates, decides):
+                break
         if not any(rates):
             raise DataError("every sample was bad, so no speed can be told", expected="samples that can be read")
         pids = {child.pid for child in multiprocessing.active_children()} - before
@@ -89,6 +99,11 @@ def measure_speed(loader: TrainLoader, device: torch.device, *, seconds: float, 
         worker_bytes=worker_bytes if loader.settings.num_workers else None,
         num_samples=loader.num_samples,
     )
+
+
+def _is_clear(rates: list[float], decides: float) -> bool:
+    low, high = min(rates) / decides, max(rates) / decides
+    return len(rates) >= CLEAR_WINDOWS and (low >= CLEAR or high <= 1 / CLEAR)
 
 
 def _endless(loader: TrainLoader) -> Iterator[Loaded]:
@@ -136,7 +151,8 @@ def quick_choice(
 
     def measure(settings: LoaderSettings) -> Speed:
         loader = make_loader(data, settings, batch=batch, seed=0, device=device, collate=collate)
-        return measure_speed(loader, device, seconds=seconds, windows=3)
+        decides = rate_that_decides(settings, consumption)
+        return measure_speed(loader, device, seconds=seconds, windows=3, decides=decides)
 
     tries = candidates(worker_counts(limits.cpus), pin_memory=device.type == "cuda")
     return choose(list(search(tries, measure, limits, consumption=consumption)), consumption)

@@ -419,6 +419,7 @@ class Trainer:
             num_splits=progress.num_splits,
             recovery_s=progress.recovery_s,
             recomputing=parts.step.recomputing,
+            num_replays=parts.step.num_replays,
             num_bad_samples=len(self.bad_samples),
             peak_bytes=torch.cuda.max_memory_allocated(parts.device) if on_card else None,
             host_peak_bytes=peak_rss_bytes(),

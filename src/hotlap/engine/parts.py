@@ -125,7 +125,9 @@ def build(
     set_switches(config)
     seed_everything(config.seed)
     model = _placed(workload.build_model(), config, device, team)
-    optimizer = workload.optimizer(model, fused=config.fused or None)
+    # A fused step asks the card itself whether gradients overflowed; any other waits for the answer in every step.
+    fused = config.fused or (config.graph and config.precision == "16-mixed")
+    optimizer = workload.optimizer(model, fused=fused or None)
     for group in optimizer.param_groups if config.lr is not None else []:
         group["lr"] = config.lr
     batch = config.batch or workload.default_batch
@@ -147,6 +149,7 @@ def build(
         separable=workload.loss_is_separable,
         recompute=config.recompute,
         regrow_after=config.regrow_after,
+        graph=config.graph,
         say=say,
     )
     if team is not None and team.rank > 0 and device.type == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -12,6 +13,12 @@ from torch import Tensor
 from hotlap.base.errors import ConfigError
 from hotlap.engine.loader import Loaded
 from hotlap.measure.session import map_tensors
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for the copies of all epochs: each stream has memory of its own."""
+    return torch.cuda.Stream(device)
 
 
 class DevicePrefetcher:
@@ -28,7 +35,7 @@ class DevicePrefetcher:
             raise ConfigError(f"depth = {depth} is negative", expected="0 or more batches read ahead")
         self._source = iter(loaded)
         self._device, self._channels_last = device, channels_last
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _copy_stream(device) if device.type == "cuda" else None
         self._depth = depth if self._stream is not None else 0
         self._ready: deque[tuple[Loaded, torch.cuda.Event | None]] = deque()
         self._end: BaseException | None = None

@@ -46,6 +46,8 @@ class Outcome:
     num_splits: int = 0
     recovery_s: float = 0.0
     recomputing: bool = False
+    num_replays: int = 0
+    """Passes that were replays of recorded ones."""
     num_bad_samples: int = 0
     peak_bytes: int | None = None
     """Of the device's memory; None on a CPU."""

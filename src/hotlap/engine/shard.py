@@ -5,7 +5,6 @@ Checkpoints hold whole tensors, in the same shape as those of an unsharded train
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +16,10 @@ from torch.utils._pytree import tree_map
 
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.exact import _Trouble
 from hotlap.engine.split import micro_ranges, take
-from hotlap.engine.sums import Sums
+from hotlap.engine.sums import Sums, power_of_two
 from hotlap.engine.team_step import SplitWanted, TeamStep
-from hotlap.engine.trace import place_of
+from hotlap.engine.trace import Trouble, place_of
 from hotlap.engine.undo import first_line
 from hotlap.measure.recompute import find_blocks
 from hotlap.workload import Batch
@@ -91,7 +89,7 @@ class ShardedStep(TeamStep):
         del traced
         if self._unit is None:
             samples = float(self.team.total(torch.tensor(float(total), device=self.device)))
-            self._unit = 2.0 ** round(math.log2(max(1.0, samples)))
+            self._unit = power_of_two(samples)
         try:
             sums = self._passes(batch, total, first_sample)
         except Exception as error:
@@ -139,7 +137,7 @@ class ShardedStep(TeamStep):
             return SplitWanted(first_line(error), -(-size // 2))
         if self.recompute == "auto" and not self.recomputing and find_blocks(self.model):
             return SplitWanted(first_line(error), max(1, size), recompute=True)
-        told = self._give_up(size, _Trouble(first_line(error), place_of(error, self.model)))
+        told = self._give_up(size, Trouble(first_line(error), place_of(error, self.model)))
         return NothingFits(told.what, remedy=told.remedy)
 
     def _unscale_and_clip(self) -> Tensor | None:

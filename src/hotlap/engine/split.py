@@ -30,17 +30,21 @@ def num_samples(batch: Batch) -> int:
 
 
 def _first_tensor(batch: Batch) -> Tensor | None:
+    if type(batch) in (dict, list, tuple):  # as nearly all are, and every step asks
+        inner = list(batch.values() if isinstance(batch, dict) else batch)
+        if inner and isinstance(inner[0], Tensor) and inner[0].ndim > 0 and all(isinstance(t, Tensor) for t in inner):
+            return inner[0]
     for leaf in tree_leaves(batch, is_leaf=_is_packed):
         if _is_packed(leaf):
             raise UsageError(
                 "a batch holds a PackedSequence, whose first dimension does not count samples",
                 expected="padded sequences with their lengths",
             )
-        inner = leaf if isinstance(leaf, Tensor) else None
+        found = leaf if isinstance(leaf, Tensor) else None
         if isinstance(leaf, Mapping):
-            inner = next((t for t in map(_first_tensor, leaf.values()) if t is not None), None)
-        if inner is not None and inner.ndim > 0:
-            return inner
+            found = next((t for t in map(_first_tensor, leaf.values()) if t is not None), None)
+        if found is not None and found.ndim > 0:
+            return found
     return None
 
 
@@ -82,6 +86,18 @@ def _map(change: Callable[[Any], Any], batch: Batch, is_leaf: Callable[[Any], bo
         return same
 
     return tree_map(inside, batch, is_leaf=is_leaf)
+
+
+def leaves_of(batch: Batch) -> list[Any]:
+    """What a batch is made of, in order, tensors and all else."""
+    found: list[Any] = []
+    _map(found.append, batch)
+    return found
+
+
+def copy_of(batch: Batch) -> Batch:
+    """The batch with tensors of its own."""
+    return _map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def micro_ranges(total: int, micro: int) -> list[tuple[int, int]]:

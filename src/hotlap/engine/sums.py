@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +19,30 @@ class Sums:
     largest: int
     """Samples of the largest micro-batch."""
     loss: Any = 0.0
-    """In float64: the mean of many parts is as good as that of one."""
+    """Of several parts in float64: the mean of many is as good as that of one."""
     dtype: torch.dtype = torch.float32
     """Of the loss function's own sums."""
     count: Any = 0
     divisor: Any = None
+    mean: Tensor | None = None
+    """Loss over divisor of the last part: the mean of a step that is not split."""
 
     def add(self, loss: Tensor, count: Tensor | int) -> None:
-        self.loss, self.count = self.loss + loss.double(), self.count + count
+        if isinstance(self.loss, Tensor):
+            self.loss, self.count = self.loss.double() + loss.double(), self.count + count
+        else:
+            self.loss, self.count = loss, count
         self.dtype = loss.dtype
 
 
 def not_zero(count: Any) -> Any:
     """A count to divide by: a batch whose every target is masked gives gradient zero, not NaN."""
     return torch.where(count == 0, 1, count) if isinstance(count, Tensor) else count or 1
+
+
+def power_of_two(count: float) -> float:
+    """A number of about this size to divide by without rounding, so that gradients do not depend on which one it is."""
+    return 2.0 ** round(math.log2(max(1.0, count)))
 
 
 @torch.no_grad()

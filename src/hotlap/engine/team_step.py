@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.base.errors import OutOfMemory
 from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.exact import ExactStep, Loss, StepLost, StepResult, _Trouble
+from hotlap.engine.exact import ExactStep, Loss, StepLost, StepResult
 from hotlap.engine.split import micro_ranges, take
-from hotlap.engine.sums import Sums, not_zero, scale_gradients
+from hotlap.engine.sums import Sums, not_zero, power_of_two, scale_gradients
+from hotlap.engine.trace import Trouble
 from hotlap.engine.undo import first_line
 from hotlap.workload import Batch
 
@@ -101,7 +102,7 @@ class TeamStep(ExactStep):
             self._begin_probation()
         return before
 
-    def _split_further(self, total: int, trouble: _Trouble, grown_from: int | None, num_splits: int) -> None:
+    def _split_further(self, total: int, trouble: Trouble, grown_from: int | None, num_splits: int) -> None:
         self._begin_probation()
         super()._split_further(total, trouble, grown_from, num_splits)
 
@@ -112,8 +113,7 @@ class TeamStep(ExactStep):
         if done is not None:
             self._num_voted += 1
             if self._unit is None:
-                # A power of two scales without rounding, so gradients do not depend on which one it is.
-                self._unit = 2.0 ** round(math.log2(max(1.0, float(done["count"]))))
+                self._unit = power_of_two(float(done["count"]))
         return done
 
     def _wrap(self) -> bool:

@@ -29,6 +29,14 @@ class Place:
         return f"the {self.doing} pass of {who} ({self.kind}){shape}"
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """Why an attempt failed, in words: holding on to the exception would hold on to its tensors."""
+
+    what: str
+    place: Place | None
+
+
 class Tracer:
     """Remembers the last layer a backward pass came to; its finding rides on the exception that leaves the block.
 

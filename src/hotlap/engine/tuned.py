@@ -8,7 +8,7 @@ from typing import Any
 
 from hotlap.base import events
 from hotlap.base.events import Emit
-from hotlap.engine.config import TrainConfig
+from hotlap.engine.config import RECORDS_ITSELF, TrainConfig
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.records.tuned import ProfileStore, TunedProfile
@@ -59,8 +59,8 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
     if {"precision", "tf32"} <= free:  # one choice, said in two settings
         wanted |= {"precision": _PRECISIONS[arm.precision], "tf32": arm.precision == "tf32"}
     notes = []
-    if arm.graph:
-        notes.append("The profile's arm replays whole steps as a CUDA graph, which a training does not: left out.")
+    compiled = wanted["compile"] if "compile" in free else config.compile
+    wanted["graph"] = arm.graph and config.nproc == 1 and compiled not in RECORDS_ITSELF
     if config.nproc == 1 and "batch" in free:
         wanted["batch"] = profile.batch
         notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -35,15 +36,25 @@ class Update:
         scaler: torch.amp.GradScaler | None,
         device: torch.device,
         say: Callable[[str], None],
+        let_go: Callable[[], object] = lambda: None,
     ) -> None:
+        """``let_go`` gives up what others hold and can make again, when memory has run out."""
         self.optimizer, self.scaler = optimizer, scaler
-        self._device, self._say = device, say
+        self._device, self._say, self._let_go = device, say, let_go
         self._young, self._watched = 0, 0
         self._roomy = False
+        self._aside_bytes = 0
 
     def be_careful(self) -> None:
         """The next few updates can be undone, whatever the allocator holds."""
         self._young = 0
+
+    def set_aside(self, num_bytes: int) -> None:
+        """So much of what the allocator calls free is not: recordings of passes keep it for themselves."""
+        if num_bytes != self._aside_bytes:
+            self.be_careful()
+            self._watched = 0
+        self._aside_bytes = num_bytes
 
     def __call__(self) -> None:
         """Raises StepLost, or OutOfMemory with parameters and optimizer state as they were."""
@@ -63,6 +74,7 @@ class Update:
             if not may_fail:
                 raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
             self.be_careful()
+            self._let_go()
             release_memory(self._device)
             if undo is not None:
                 insist(undo.back, self._device, "an optimizer step was being undone")
@@ -97,11 +109,22 @@ class Update:
         if self._device.type != "cuda" or self._young <= FIRST_STEPS:
             return True
         if self._watched % LOOK_EVERY == 0:
-            free = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-            weights = [p for group in self.optimizer.param_groups for p in group["params"]]
-            self._roomy = free >= 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
+            self._roomy = self._has_room()
         self._watched += 1
         return not self._roomy
+
+    def _has_room(self) -> bool:
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        need = 3 * sum(p.numel() * p.element_size() for p in weights) + 64 * 2**20
+        if self._aside_bytes and self._free_bytes() < need:
+            # Recordings keep the memory of their passes, which would be free here otherwise: some is fetched once.
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(need, dtype=torch.uint8, device=self._device)
+        return self._free_bytes() >= need
+
+    def _free_bytes(self) -> int:
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return held - self._aside_bytes
 
 
 def insist(action: Callable[[], None], device: torch.device, doing: str) -> None:

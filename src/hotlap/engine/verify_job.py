@@ -1,4 +1,7 @@
-"""What a consumer of a tuned profile really does, seen by hooks on its model: batch, number format, layout, compile."""
+"""What a consumer of a tuned profile really does, seen by hooks on its model: batch, number format, layout, compile.
+
+Hooks see a recorded pass only while it is new and once more when it is recorded; replays are counted by the step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from hotlap.base import events
 from hotlap.device.precision import fp32_precision
 from hotlap.engine.config import TrainConfig
+from hotlap.engine.graphs import EAGER_FIRST
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import parse_arm
@@ -44,6 +48,8 @@ class Observed:
     threads: int = 0
     fused: bool | None = None
     """Of the optimizer; None where there is none."""
+    num_replays: int = 0
+    """Passes that were replays of recorded ones."""
 
 
 class Observer:
@@ -85,7 +91,7 @@ class Observer:
             if last != found.is_contiguous():  # a tensor of one channel or one pixel is both
                 self.layouts.append(last)
 
-    def seen(self, optimizer: torch.optim.Optimizer | None) -> Observed:
+    def seen(self, optimizer: torch.optim.Optimizer | None, num_replays: int = 0) -> Observed:
         fused = None if optimizer is None else any(bool(group.get("fused")) for group in optimizer.param_groups)
         return Observed(
             batches=list(self.batches),
@@ -96,6 +102,7 @@ class Observer:
             cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
             threads=torch.get_num_threads(),
             fused=fused,
+            num_replays=num_replays,
         )
 
 
@@ -126,7 +133,8 @@ def watch(job: dict[str, Any], listen: Listen) -> Observed:
 
 
 def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:
-    """A few steps of the real trainer, in a folder that is thrown away."""
+    """A few steps of the real trainer, in a folder that is thrown away; enough of them for replays, if it records."""
+    num_steps = NUM_STEPS + (EAGER_FIRST if config.graph else 0)
     workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -135,7 +143,7 @@ def _watch_training(workload: Workload, config: TrainConfig, observer: Observer)
             Path(folder),
             pick_device(config.device),
             emit=events.ignore,
-            should_stop=lambda: trainer.progress.step >= NUM_STEPS,
+            should_stop=lambda: trainer.progress.step >= num_steps,
         )
         trainer.run()
-        return observer.seen(trainer.parts.optimizer)
+        return observer.seen(trainer.parts.optimizer, trainer.parts.step.num_replays)

@@ -25,6 +25,7 @@ class Window:
 
     def clear(self) -> None:
         self._losses: list[torch.Tensor] = []
+        self._read: list[float] = []
         self._norm: torch.Tensor | None = None
         self._num_samples, self._num_steps = 0, 0
         self.clear_clock()
@@ -51,15 +52,21 @@ class Window:
     def state_dict(self) -> dict[str, Any]:
         """The losses of a row that is not written yet; a resumed run writes the same row."""
         norm = None if self._norm is None else float(self._norm)
-        return {"losses": [float(loss) for loss in self._losses], "norm": norm}
+        return {"losses": self.losses(), "norm": norm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._losses = [torch.tensor(loss, dtype=torch.float64) for loss in state["losses"]]
+        self._read = []
         self._norm = None if state["norm"] is None else torch.tensor(state["norm"], dtype=torch.float64)
 
     def losses(self) -> list[float]:
-        """The steps' losses in order; waits for the device."""
-        return [float(loss) for loss in self._losses]
+        """The steps' losses in order; waits for the device, once for all of them."""
+        new = self._losses[len(self._read) :]
+        if len({(loss.device, loss.dtype) for loss in new}) == 1:
+            self._read += torch.stack(new).tolist()
+        else:
+            self._read += [float(loss) for loss in new]
+        return list(self._read)
 
     def values(self) -> dict[str, float] | None:
         """What happened in the window; None when nothing did."""

@@ -6,6 +6,9 @@ wound back when a step is replayed, and processes that share a batch agree with 
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +36,16 @@ class StepKey:
     def set_part(self, first_sample: int, num_samples: int) -> None:
         """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""
         self._first_sample, self.num_samples = first_sample, num_samples
-        self.seeds = self.seeds_of(num_samples)
+        # On the host: a dozen operations on a few numbers cost a card more in launches than one copy does.
+        sample = numpy.arange(first_sample, first_sample + num_samples, dtype=numpy.int32)
+        seeds = torch.from_numpy(_seeds(sample, self._step))
+        if self._device.type == "cuda":
+            seeds = seeds.pin_memory().to(self._device, non_blocking=True)
+        self.use(seeds)
+
+    def use(self, seeds: Tensor) -> None:
+        """Takes the masks of the coming forward pass from ``seeds``, such as a recorded pass reads them from."""
+        self.seeds = seeds
         for layer in self.layers:
             layer.num_calls = 0
 
@@ -41,7 +53,7 @@ class StepKey:
         """A number for each of ``num`` samples in this step, from the part's first one on."""
         first = self._first_sample
         sample = torch.arange(first, first + num, dtype=torch.int32, device=self._device)
-        return _mix(_mix(sample * _ODD + self._step))
+        return _seeds(sample, self._step)
 
 
 class KeyedDropout(nn.Module):
@@ -122,7 +134,15 @@ class KeyedDropout(nn.Module):
 _ODD = -1640531527  # 2**32 divided by the golden ratio, as a signed number: consecutive integers land far apart
 
 
-def _mix(x: Tensor) -> Tensor:
+_Int32 = TypeVar("_Int32", Tensor, "numpy.typing.NDArray[numpy.int32]")
+"""Numbers of 32 bits with a sign, in either library: both wrap around."""
+
+
+def _seeds(sample: _Int32, step: int) -> _Int32:
+    return _mix(_mix(sample * _ODD + step))
+
+
+def _mix(x: _Int32) -> _Int32:
     """A 32-bit integer hash, element by element; products wrap around, and the shifts bring in no sign bits."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D

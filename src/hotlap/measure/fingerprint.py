@@ -16,7 +16,7 @@ from hotlap.base.events import Emit
 from hotlap.device.host import read_host
 from hotlap.device.nvml import Nvml
 from hotlap.device.seed import generator
-from hotlap.measure.process import Listen, run_job
+from hotlap.measure.process import Listen, Starter, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.tuned import Found, ProfileStore, TunedKey, TunedProfile
 from hotlap.targets import load_target
@@ -126,10 +126,10 @@ def signature(workload: Workload) -> str:
     return ", ".join(f"{s}:{str(t.dtype).removeprefix('torch.')}" for s, t in zip(shapes, tensors, strict=True))
 
 
-def ask_key(question: Question) -> TunedKey:
-    """The key of what is here now, learnt in a process of its own."""
+def ask_key(question: Question, nursery: Starter | None = None) -> TunedKey:
+    """The key of what is here now, learnt in a process of its own, forked by ``nursery`` where there is one."""
     job = {"job": "fingerprint", **{k: v for k, v in encode(question).items() if k != "timeout_s"}}
-    key: TunedKey = decode(TunedKey, run_job(job, timeout_s=question.timeout_s))
+    key: TunedKey = decode(TunedKey, run_job(job, timeout_s=question.timeout_s, nursery=nursery))
     return key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import hotlap
 from hotlap.base import bytecode, errors
@@ -30,22 +31,59 @@ def quiet(text: str, done: float, total: float) -> None:
     """The listener of a caller who does not want to hear."""
 
 
-def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) -> Any:
-    """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied."""
+class NurseryGone(Exception):
+    """A nursery cannot start a worker, or died with it; the job needs a fresh process. Never leaves this room."""
+
+
+class Worker(Protocol):
+    """A process with a conversation: a Popen, or what a nursery forks."""
+
+    stdin: IO[str] | None
+    stdout: IO[str] | None
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class Starter(Protocol):
+    """What starts workers faster than a fresh interpreter does: see :class:`hotlap.measure.nursery.Nursery`."""
+
+    def start(self, stderr: IO[str]) -> Any: ...
+
+
+def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nursery: Starter | None = None) -> Any:
+    """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied.
+
+    The process is a fresh interpreter, or forked by ``nursery``, as long as that one can.
+    """
     if MARK in os.environ:
         raise UsageError(
             "hotlap was called while hotlap was loading it as a target",
             remedy='Put the call under if __name__ == "__main__": in a script that measures itself',
         )
+    if nursery is not None:
+        try:
+            return _run(nursery.start, job, timeout_s, listen)
+        except NurseryGone:
+            pass  # it has noted why
+    return _run(_start_fresh, job, timeout_s, listen)
+
+
+def _start_fresh(stderr: IO[str]) -> Worker:
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=worker_environment(),
+    )
+
+
+def _run(start: Callable[[IO[str]], Worker], job: dict[str, Any], timeout_s: float, listen: Listen) -> Any:
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=worker_environment(),
-        )
+        worker = start(stderr)
         late = threading.Event()
 
         def stop() -> None:
@@ -60,10 +98,12 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
             code = worker.wait()
         except BaseException:
             worker.kill()
-            worker.wait()
+            with contextlib.suppress(NurseryGone):
+                worker.wait()
             raise
         finally:
             alarm.cancel()
+            _close(worker)
         stderr.seek(0)
         tail = stderr.read()[-2000:].strip()
     if answer is None:
@@ -71,6 +111,14 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet) ->
     if "error" in answer:
         raise revive_error(answer["error"])
     return answer["result"]
+
+
+def _close(worker: Worker) -> None:
+    """Gives back the pipes of a worker that has ended."""
+    for stream in (worker.stdin, worker.stdout):
+        with contextlib.suppress(BrokenPipeError):  # it left without reading its job
+            if stream is not None:
+                stream.close()
 
 
 def worker_environment() -> dict[str, str]:
@@ -87,7 +135,7 @@ def _holds_context() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-def _converse(worker: subprocess.Popen[str], job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:
+def _converse(worker: Worker, job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:
     """The worker's last word. Its stdin stays open meanwhile: when this process dies, the worker sees the end of it."""
     assert worker.stdin is not None and worker.stdout is not None
     answer = None

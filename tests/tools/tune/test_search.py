@@ -216,6 +216,34 @@ def test_the_batch_never_passes_its_cap():
     assert max(row.batch for row in machine.rows) == 100
 
 
+def test_a_list_of_batches_is_the_only_one():
+    sizes = (6, 10, 24, 50, 70, 200)
+    machine = Machine()
+    outcome = run(machine, batches=sizes)
+    assert {row.batch for row in machine.rows} <= set(sizes) and outcome.winner.batch == 200
+    small = Machine(fits=lambda arm, batch: batch <= 30)
+    assert run(small, batches=sizes).winner.batch == 24
+    with pytest.raises(UsageError, match="batches = 512, 900 are all above 40"):
+        make_space(dataclasses.replace(CARD, num_samples=40), mode="train", batches=(512, 900))
+
+
+def test_modes_of_compilation_can_be_left_out():
+    def modes(*given):
+        space = make_space(CARD, mode="train", graphs="off", compile_modes=given)
+        return [form.compile for form in space.compile_forms(ArmSpec(device="cuda"))]
+
+    assert modes("default", "max-autotune") == ["default", "max-autotune"] and modes() == []
+
+
+def test_given_arms_are_grouped_as_the_device_s_own():
+    names = ("cuda:bf16", "cuda:bf16+fused", "cuda:bf16+graph", "cuda:bf16+fused+graph", "cuda:tf32+fused")
+    space = make_space(CARD, mode="train", arms=names)
+    assert [arm.name for arm in space.firsts] == ["cuda:bf16", "cuda:tf32+fused"], "the last has no plainer form"
+    assert [arm.name for arm in space.switched(space.firsts[0])] == ["cuda:bf16+fused"]
+    assert [arm.name for arm in space.compile_forms(space.firsts[0])] == ["cuda:bf16+graph"]
+    assert space.switched(space.firsts[1]) == [] and space.compile_forms(space.firsts[1]) == []
+
+
 def test_the_data_cap_the_batch_of_a_training():
     machine = Machine()
     run(machine, about=dataclasses.replace(CARD, num_samples=40))
@@ -227,13 +255,13 @@ def test_arms_of_two_devices_are_refused():
         make_space(CARD, mode="train", arms=("cpu", "cuda"))
 
 
-def test_graphs_of_whole_steps_are_for_inference_unless_asked_for():
+def test_recorded_steps_are_tried_unless_they_are_switched_off():
     def forms(mode, graphs):
         space = make_space(CARD, mode=mode, graphs=graphs)
         return any(form.graph for form in space.compile_forms(ArmSpec(device="cuda")))
 
-    asked = [("train", "auto"), ("infer", "auto"), ("train", "on"), ("infer", "off")]
-    assert [forms(mode, graphs) for mode, graphs in asked] == [False, True, True, False]
+    asked = [("train", "auto"), ("infer", "auto"), ("train", "on"), ("infer", "off"), ("train", "off")]
+    assert [forms(mode, graphs) for mode, graphs in asked] == [True, True, True, False, False]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

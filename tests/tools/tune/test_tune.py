@@ -243,6 +243,23 @@ def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
     assert laboratory.rows == [row] and saved == [1]
 
 
+def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatch):
+    asked = []
+
+    def note(job, *, timeout_s, nursery):
+        asked.append((job["job"], job.get("tail"), nursery))
+        raise WorkerDied("it died")
+
+    monkeypatch.setattr(lab, "run_job", note)
+    budget = Budget(seconds=9, rung_seconds=0.1)
+    nursery = object()
+    laboratory = lab.ProcessLab(config(), budget, saved=lambda: None, say=lambda text: None, nursery=nursery)
+    laboratory.trial("arms", Config("cpu", 4), rung=0, attempt=0, tail=0)
+    laboratory.trial("confirm", Config("cpu", 4), rung=2, attempt=0, tail=3)
+    laboratory.gate(["cpu"])
+    assert asked == [("trial", 0, nursery), ("trial", 3, None), ("gate", None, nursery)]
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_device_that_is_not_there_ends_the_search(monkeypatch, jobs_in_process):
     def gone(job, **options):
@@ -300,6 +317,8 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"seconds": -1.0}, r"seconds = -1.0 is out of range"),
         ({"budget": "soon"}, "budget = 'soon' is not a time"),
         ({"batch": 9, "max_batch": 8}, "batch = 9 is above max_batch = 8"),
+        ({"batches": (4, 0)}, "batches = 0 is too small"),
+        ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
     ],
 )
 def test_wrong_settings_are_refused(given, words):

@@ -90,7 +90,7 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
 
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
-    "cudnn_benchmark": True, "threads": 2, "fused": False,
+    "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,
 }  # fmt: skip
 
 
@@ -108,6 +108,13 @@ SEEN = {
         ("cpu:threads=1+compile", {}, ["threads"]),
         ("cpu:compile+fused", {}, ["fused"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
+        ("cuda:tf32+compile+cudnn_benchmark+graph", {"num_replays": 3}, []),
+        ("cuda:tf32+compile+cudnn_benchmark", {"num_replays": 3}, ["graph"]),
+        (
+            "cuda:fp16+graph+compile+cudnn_benchmark",
+            {"tf32": False, "dtypes": ["float16"], "num_replays": 1},
+            ["fused"],
+        ),
     ],
 )
 def test_each_thing_that_differs_is_named(arm, change, wrong):

@@ -29,11 +29,11 @@ class LoaderConfig:
     headroom: float = 1.2
     """Times the model's consumption that workers must deliver."""
     full: bool = False
-    """Measure every setting instead of stopping at the first that keeps up."""
+    """Measure every setting instead of only those around the fewest workers that keep up."""
     on_bad_sample: Literal["raise", "skip"] = "raise"
     """Stop at a sample that cannot be read, or go on without it."""
-    seconds: float = 0.5
-    """Length of each of the five windows in which a setting's rate is taken."""
+    seconds: float = 0.3
+    """Length of each of the five windows in which a setting's rate is taken; two do where they leave no doubt."""
     input: tuple[str, ...] = ()
     """Shape of each input of a plain nn.Module, without the batch."""
     workload: dict[str, Any] = field(default_factory=dict)

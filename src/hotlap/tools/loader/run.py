@@ -20,21 +20,24 @@ from hotlap.engine.loader_choice import (
     choose,
     consumption_of,
     describe,
+    rate_that_decides,
     read_limits,
-    search,
     worker_counts,
 )
+from hotlap.engine.loader_search import search
 from hotlap.engine.loader_settings import LoaderSettings
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description, Timings
+from hotlap.measure.nursery import Nursery
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
-from hotlap.records.environment import capture
+from hotlap.records.environment import Environment, capture
 from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.loader.config import LoaderConfig
 
+JOBS = ("hotlap.engine.loader_job",)
 BRIEF = Protocol(
     process=0, repeats=10, seconds=1.0, max_seconds=10.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
@@ -43,9 +46,14 @@ BRIEF = Protocol(
 def loader(config: LoaderConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """The loader settings for one target on this machine, with everything that was measured to find them."""
     emit(events.start("loader", None, f"loading {config.target}"))
-    answer = run_job(_job(config, "describe"), timeout_s=config.timeout_s)
-    about: Description = decode(Description, answer)
-    run = _Run(config, emit, about, sources or {})
+    with Nursery(JOBS) as nursery:
+        environment = capture()  # imports torch here while the nursery does it there
+        answer = run_job(_job(config, "describe"), timeout_s=config.timeout_s, nursery=nursery)
+        about: Description = decode(Description, answer)
+        return _search(_Run(config, emit, about, sources or {}, environment, nursery))
+
+
+def _search(run: _Run) -> RunRecord:
     try:
         run.measure()
     except KeyboardInterrupt:
@@ -55,7 +63,7 @@ def loader(config: LoaderConfig, emit: Emit = ignore, *, sources: dict[str, str]
         run.close("failed", why=str(error))
         raise
     finally:
-        emit(events.finish("loader"))
+        run.emit(events.finish("loader"))
     return run.close("complete")
 
 
@@ -67,8 +75,16 @@ def _job(config: LoaderConfig, job: str, **extra: Any) -> dict[str, Any]:
 class _Run:
     """One search under way."""
 
-    def __init__(self, config: LoaderConfig, emit: Emit, about: Description, sources: dict[str, str]) -> None:
-        self.config, self.emit = config, emit
+    def __init__(
+        self,
+        config: LoaderConfig,
+        emit: Emit,
+        about: Description,
+        sources: dict[str, str],
+        environment: Environment,
+        nursery: Nursery,
+    ) -> None:
+        self.config, self.emit, self.nursery = config, emit, nursery
         self.spec: ArmSpec = parse_arm(config.arm or ("cuda" if about.num_cuda else "cpu"))
         if self.spec.device == "cuda" and self.spec.index >= about.num_cuda:
             require_cuda(self.spec.index)
@@ -82,7 +98,7 @@ class _Run:
         resolved = dataclasses.replace(config, batch=self.batch, arm=self.spec.name)
         name = config.name or f"{about.name}-loader"
         self.folder: Path = run_folder(config.runs, name)
-        self.record = begin("loader", name, resolved, sources, capture())
+        self.record = begin("loader", name, resolved, sources, environment)
 
     def measure(self) -> None:
         self._save()
@@ -97,7 +113,9 @@ class _Run:
 
         def measure(settings: LoaderSettings) -> Speed:
             self.emit(events.advance("loader", len(self.rows) + 1, total, describe(settings)))
-            return first if settings == tries[0] else self._try(settings)
+            if settings == tries[0]:
+                return first
+            return self._try(settings, decides=rate_that_decides(settings, consumption, self.config.headroom))
 
         asked = {"consumption": consumption, "headroom": self.config.headroom}
         for row in search(tries, measure, self.limits, full=self.config.full, **asked):
@@ -115,7 +133,7 @@ class _Run:
         counts = {0, *(config.workers or worker_counts(cpus))}
         return candidates(sorted(counts), prefetches=config.prefetch, pin_memory=self.spec.device == "cuda")
 
-    def _try(self, settings: LoaderSettings) -> Speed:
+    def _try(self, settings: LoaderSettings, decides: float | None = None) -> Speed:
         job = _job(
             self.config,
             "loader",
@@ -124,8 +142,9 @@ class _Run:
             device=self.spec.torch_device,
             seconds=self.config.seconds,
             on_bad_sample=self.config.on_bad_sample,
+            decides=None if self.config.full else decides,
         )
-        speed: Speed = decode(Speed, run_job(job, timeout_s=self.config.timeout_s))
+        speed: Speed = decode(Speed, run_job(job, timeout_s=self.config.timeout_s, nursery=self.nursery))
         label = describe(settings)
         self.measurements.append(
             Measurement(quantity="loader_rate", unit="samples/s", arm=label, process=0, values=speed.rates)
@@ -137,7 +156,7 @@ class _Run:
         protocol = encode(dataclasses.replace(BRIEF, began_at=time.time()))
         name = self.spec.name
         job = _job(self.config, "timing", arms=[name], batch=self.batch, mode="train", protocol=protocol)
-        found: Timings = decode(Timings, run_job(job, timeout_s=self.config.timeout_s))
+        found: Timings = decode(Timings, run_job(job, timeout_s=self.config.timeout_s, nursery=self.nursery))
         values = [v for m in found.measurements if m.quantity == "wall" for v in m.values]
         if not values:
             why = found.failures[0].what if found.failures else "it gave no samples"
@@ -179,7 +198,8 @@ class _Run:
         """The finished record, with its verdict, on disk."""
         failed = Verdict(outcome=status, headline=why, exit_code=1)
         verdict = failed if self.choice is None or status != "complete" else self._verdict()
-        notes = [*self.notes, *self._caveats(), *([why] if why else [])]
+        told = [f"{text[0].upper()}{text[1:]}." for text in self.nursery.notes]
+        notes = [*self.notes, *told, *self._caveats(), *([why] if why else [])]
         record = dataclasses.replace(self._snapshot(), status=status, finished_at=now(), verdict=verdict, notes=notes)
         self.record = save(record, self.folder)
         return self.record

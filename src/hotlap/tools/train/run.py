@@ -117,6 +117,8 @@ def _story(outcome: dict[str, Any], restarts: list[str]) -> list[str]:
         lines.append(f"Memory ran out {times}; no step was lost, and the longest replay took {longest}.")
     if outcome["recomputing"]:
         lines.append("Activation checkpointing was switched on: some layers are computed twice.")
+    if outcome["num_replays"]:
+        lines.append(f"{format_count(outcome['num_replays'], 'pass', 'passes')} replayed as CUDA graphs.")
     if restarts:
         lines.append(f"Started again {format_count(len(restarts), 'time')} from the last checkpoint.")
     if outcome["num_bad_samples"]:

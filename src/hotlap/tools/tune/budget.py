@@ -36,8 +36,10 @@ class Budget:
     seconds: float
     rung_seconds: float
     """Timed seconds of a trial at rung 0; three times as many with each rung."""
-    first_guess_s: float = 10.0
+    first_guess_s: float = 5.0
     """What a trial costs before one was run."""
+    fresh_s: float = 8.0
+    """What the winner's last run costs more than a trial: it starts a fresh interpreter."""
     compiled_guess_s: float = 40.0
 
     def spent(self, lab: Spent) -> float:
@@ -60,7 +62,7 @@ class Budget:
         if self.spent(lab) > SHARES.get(stage, 1.0) * self.seconds:
             return False
         cost = self.cost(lab.rows, config, rung)
-        last = self.cost(lab.rows, config, 2)
+        last = self.cost(lab.rows, config, 1) + self.fresh_s
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
         return self.spent(lab) + cost + last + gate <= self.seconds
 

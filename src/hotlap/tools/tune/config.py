@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer
+from hotlap.measure.arms import COMPILE_MODES
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 from hotlap.tools.tune.budget import parse_budget
 
@@ -34,12 +35,15 @@ class TuneConfig:
     device: str = ""
     """cpu, cuda or cuda:1; by default a GPU where there is one."""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """Whole steps recorded as CUDA graphs; auto leaves them out for training, because 'hotlap train' does not replay
-    them (compile=reduce-overhead records the model's part)."""
+    """Steps recorded as CUDA graphs; auto and on try them wherever the device has them, off leaves them out."""
     batch: int | None = None
     """Fixes the batch; by default it is searched, beginning with the workload's own."""
     max_batch: int | None = None
     """The largest batch to try; for training never more than the data has samples."""
+    batches: tuple[int, ...] = ()
+    """Only these batch sizes, as 16,64,256; by default sizes are doubled and halved, and neighbours are tried."""
+    compile: tuple[str, ...] = COMPILE_MODES[:3]
+    """Modes of torch.compile that finalists are tried in; none leaves it out, which saves most of a search's time."""
     input: tuple[str, ...] = ()
     """Shape of each input of a plain nn.Module, without the batch: 3x224x224, or 128:int64:32000 for token ids."""
     workload: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +80,11 @@ class TuneConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
+        if any(size < 1 for size in self.batches):
+            raise ConfigError(f"batches = {min(self.batches)} is too small", expected="at least 1")
+        wrong = [mode for mode in self.compile if mode not in (*COMPILE_MODES, "none")]
+        if wrong:
+            raise ConfigError(f"compile = {wrong[0]!r} is not a mode", expected=f"none, {', '.join(COMPILE_MODES)}")
         for key in ("p95_ms", "seconds", "warmup_seconds", "timeout_s"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:

@@ -1,4 +1,7 @@
-"""The laboratory: every trial in a process of its own, every answer and every death a row that is saved at once."""
+"""The laboratory: every trial in a process of its own, every answer and every death a row that is saved at once.
+
+Trials that only rank are forked by a nursery; one with a tail, which confirms a winner, gets a fresh interpreter.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from hotlap.base.errors import DeviceUnavailable, HotlapError, OutOfMemory, WorkerDied
 from hotlap.measure.jobs import ArmFailure, Gates
-from hotlap.measure.process import run_job
+from hotlap.measure.process import Starter, run_job
 from hotlap.measure.trial import Trial
 from hotlap.records.codec import decode
 from hotlap.records.measurement import Gate, Memory
@@ -35,8 +38,9 @@ class ProcessLab:
         gates: Sequence[GateRow] = (),
         saved: Callable[[], None],
         say: Callable[[str], None],
+        nursery: Starter | None = None,
     ) -> None:
-        self.config, self.budget = config, budget
+        self.config, self.budget, self.nursery = config, budget, nursery
         self.rows: list[Row] = []
         self.gates: dict[str, GateRow] = {}
         self._earlier_rows, self._earlier_gates = list(rows), {gate.arm: gate for gate in gates}
@@ -95,8 +99,9 @@ class ProcessLab:
             warmup_seconds=self.config.warmup_seconds,
             tail=tail,
         )
+        nursery = None if tail else self.nursery
         try:
-            answer: Trial = decode(Trial, run_job(job, timeout_s=self.config.timeout_s))
+            answer: Trial = decode(Trial, run_job(job, timeout_s=self.config.timeout_s, nursery=nursery))
         except DeviceUnavailable:
             raise  # no other trial would fare better
         except HotlapError as error:
@@ -125,7 +130,8 @@ class ProcessLab:
         size = min(self.config.gate_batch, self.config.batch or self.config.gate_batch)
         job = self._job("gate", arms=asked, batch=size, steps=self.config.gate_steps)
         try:
-            found: Gates = decode(Gates, run_job(job, timeout_s=self.config.timeout_s * (1 + len(asked))))
+            timeout_s = self.config.timeout_s * (1 + len(asked))
+            found: Gates = decode(Gates, run_job(job, timeout_s=timeout_s, nursery=self.nursery))
             return found
         except (WorkerDied, OutOfMemory) as error:
             if len(asked) == 1:

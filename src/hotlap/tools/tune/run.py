@@ -11,9 +11,10 @@ from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
-from hotlap.measure.process import run_job
+from hotlap.measure.nursery import COMPILERS, Nursery
+from hotlap.measure.process import Starter, run_job
 from hotlap.records.codec import decode, encode
-from hotlap.records.environment import capture
+from hotlap.records.environment import Environment, capture
 from hotlap.records.measurement import Gate
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.records.tuned import (
@@ -43,24 +44,21 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
         return verify(config, emit, sources=sources)
     emit(events.start("tune", None, f"loading {config.target}"))
     try:
-        about = describe(config)
-        space = make_space(
-            about,
-            mode=config.mode,
-            device=config.device,
-            arms=config.arms,
-            graphs=config.graphs,
-            batch=config.batch,
-            max_batch=config.max_batch,
-        )
-        with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
-            return _search(config, emit, about, space, sources or {})
+        with Nursery(COMPILERS) as nursery:
+            return _tune(config, emit, nursery, sources or {})
     finally:
         emit(events.finish("tune"))
 
 
-def _search(config: TuneConfig, emit: Emit, about: Description, space: Space, sources: dict[str, str]) -> RunRecord:
-    run = _Run(config, emit, about, space, sources)
+def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, str]) -> RunRecord:
+    environment = capture()  # imports torch here while the nursery does it there
+    about = describe(config, nursery)
+    space = space_of(config, about)
+    with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
+        return _search(_Run(config, emit, about, space, sources, environment, nursery))
+
+
+def _search(run: _Run) -> RunRecord:
     try:
         run.search()
     except KeyboardInterrupt:
@@ -72,7 +70,22 @@ def _search(config: TuneConfig, emit: Emit, about: Description, space: Space, so
     return run.close("complete")
 
 
-def describe(config: TuneConfig) -> Description:
+def space_of(config: TuneConfig, about: Description) -> Space:
+    """What a search with this config may try."""
+    return make_space(
+        about,
+        mode=config.mode,
+        device=config.device,
+        arms=config.arms,
+        graphs=config.graphs,
+        batch=config.batch,
+        max_batch=config.max_batch,
+        batches=config.batches,
+        compile_modes=tuple(mode for mode in config.compile if mode != "none"),
+    )
+
+
+def describe(config: TuneConfig, nursery: Starter | None = None) -> Description:
     """What there is to know of the target, learnt in a process of its own."""
     job = {
         "job": "describe",
@@ -81,19 +94,17 @@ def describe(config: TuneConfig) -> Description:
         "inputs": list(config.input),
         "count_samples": config.mode == "train",
     }
-    about: Description = decode(Description, run_job(job, timeout_s=max(600.0, config.timeout_s)))
+    about: Description = decode(Description, run_job(job, timeout_s=max(600.0, config.timeout_s), nursery=nursery))
     return about
 
 
 def preview(config: TuneConfig) -> list[str]:
     """What a search with this config would try; loads the target, measures nothing."""
     about = describe(config)
-    space = make_space(
-        about, mode=config.mode, device=config.device, arms=config.arms, graphs=config.graphs, batch=config.batch,
-        max_batch=config.max_batch,
-    )  # fmt: skip
+    space = space_of(config, about)
     leader = space.firsts[-1]
     sizes = f"{space.batch}" if space.fixed else f"from {space.batch}, at most {space.max_batch}"
+    sizes = ", ".join(map(str, space.sizes)) or sizes
     return [
         f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
         f"objective  {Goal(config.objective, config.p95_ms).says()}",
@@ -109,9 +120,17 @@ class _Run:
     """One search under way."""
 
     def __init__(
-        self, config: TuneConfig, emit: Emit, about: Description, space: Space, sources: dict[str, str]
+        self,
+        config: TuneConfig,
+        emit: Emit,
+        about: Description,
+        space: Space,
+        sources: dict[str, str],
+        environment: Environment,
+        nursery: Nursery,
     ) -> None:
         self.config, self.emit, self.about, self.space = config, emit, about, space
+        self.environment, self.nursery = environment, nursery
         self.goal = Goal(config.objective, config.p95_ms)
         self.budget = Budget(seconds=config.budget_s, rung_seconds=config.seconds)
         question = Question(
@@ -121,13 +140,15 @@ class _Run:
             inputs=list(config.input),
             device=space.firsts[0].torch_device,
         )
-        self.key: TunedKey = ask_key(question)
+        self.key: TunedKey = ask_key(question, nursery)
         self.outcome: Outcome | None = None
         self.profile: TunedProfile | None = None
         self.stored, self.doing = "", ""
         self.notes: list[str] = []
         rows, gates, full = self._begin(sources)
-        self.lab = ProcessLab(config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say)
+        self.lab = ProcessLab(
+            config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say, nursery=nursery
+        )
         self.lab.full_gates += full
 
     def _begin(self, sources: dict[str, str]) -> tuple[list[Row], list[GateRow], list[Gate]]:
@@ -135,7 +156,7 @@ class _Run:
         name = self.config.name or f"{self.about.name}-tune"
         if not self.config.resume:
             self.folder: Path = run_folder(self.config.runs, name)
-            self.record = begin("tune", name, self.config, sources, capture())
+            self.record = begin("tune", name, self.config, sources, self.environment)
             return [], [], []
         before = find_search(self.config.resume, self.config.runs)
         found = before.extra.get("tune") or {}
@@ -146,7 +167,7 @@ class _Run:
                 remedy="Its trials were run under other conditions; start a new search",
             )
         self.folder = Path(before.path).parent
-        fresh = begin("tune", before.name, self.config, sources, capture())
+        fresh = begin("tune", before.name, self.config, sources, self.environment)
         self.record = dataclasses.replace(fresh, started_at=before.started_at)
         rows = [decode(Row, row) for row in found.get("rows", [])]
         self.notes.append(f"Resumed with {len(rows)} trials of an earlier start.")
@@ -236,7 +257,7 @@ class _Run:
             "stored": self.stored,
         }
         green = [gate for gate in lab.full_gates if gate.passed]
-        notes = [*self.notes, *(f"{text[0].upper()}{text[1:]}." for text in lab.notes)]
+        notes = [*self.notes, *(f"{text[0].upper()}{text[1:]}." for text in (*lab.notes, *self.nursery.notes))]
         return dataclasses.replace(self.record, extra={"tune": found}, gates=green, notes=notes)
 
     def _save(self) -> None:

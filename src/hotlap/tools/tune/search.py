@@ -33,6 +33,14 @@ FALL = 0.85
 MAX_RUNG = 2
 RACE_RUNG = 1
 """Where a race ends that only decides what is tried next; the last ones are run up to MAX_RUNG."""
+TOLERATED = 0.02
+"""What may be lost to noise by taking the wrong one of two without timing them again."""
+PROCESS_NOISE = 0.01
+"""What two processes of one configuration are taken to differ by until there were two."""
+LOOK_SHARE = 0.04
+"""Of the budget; a second look that costs no more is taken wherever there is doubt."""
+NUM_LAYOUTS = 2
+"""Precisions that are tried in the other memory format, too."""
 
 
 class Lab(Protocol):
@@ -85,11 +93,11 @@ class Search:
         if arms:
             # The batch first: at a small one the launches decide, and all arms look alike.
             batch = self._best_batch(arms[0], batch)
-            leader = self._switch(self._race("arms", arms, batch), batch)
+            leader = self._switch(self._lead(self._recorded(arms, batch), batch), batch)
             if leader != arms[0]:
-                batch = self._best_batch(leader, batch)
+                batch = self._follow(leader, arms[0], batch)
             self._recompute(leader, batch)
-            self._compile(leader, batch)
+            self._compile(leader, arms[0], batch)
         return self._finish()
 
     def _right(self, arms: list[ArmSpec]) -> list[ArmSpec]:
@@ -113,16 +121,18 @@ class Search:
         The plainest and the leanest are tried; where neither fits, half the batch; in the end, recomputation.
         """
         batch = self.space.batch
-        while arms and batch >= 1:
+        while arms:
             scouts = list(dict.fromkeys([arms[0], arms[-1]]))
             ran = [arm for arm in scouts if self._try("scout", Config(arm.name, batch))]
             if ran:
                 faster = max(ran, key=lambda arm: self._rate(arm, batch))
                 return batch, list(dict.fromkeys([faster, *arms]))
-            if self.space.fixed or not self._died_of_memory(scouts, batch):
+            less = self.space.smaller(batch)
+            if self.space.fixed or less is None or not self._died_of_memory(scouts, batch):
                 break
-            batch //= 2
-        batch = self.space.batch if self.space.fixed else 1
+            batch = less
+        smallest = self.space.sizes[0] if self.space.sizes else 1
+        batch = self.space.batch if self.space.fixed else smallest
         lean = [form for arm in reversed(arms) for form in self.space.recomputed(arm)]
         for place, arm in enumerate(lean):
             if self._try("recompute", Config(arm.name, batch)):
@@ -157,26 +167,86 @@ class Search:
             )
         return False
 
+    def _recorded(self, arms: list[ArmSpec], batch: int) -> list[ArmSpec]:
+        """The arms as recorded steps, where those may be tried and launches decide: eagerly all would look alike."""
+        forms = [arm for arm in self.space.compile_forms(arms[0]) if arm.graph and not arm.compile]
+        if not forms or not self._try("arms", Config(forms[0].name, batch)):
+            return arms
+        if self._rate(forms[0], batch) < (1 + MARGIN) * self._rate(arms[0], batch):
+            return arms
+        changed = [dataclasses.replace(arm, graph=True) for arm in arms]
+        return [arm for arm in changed if self.space.allows(arm)]
+
+    def _doubtful(self, ranked: Sequence[Estimate], rung: int) -> list[Estimate]:
+        """The best and those that may be better, if a second look pays: much may be lost, or looking is cheap."""
+        if not ranked:
+            return []
+        best = ranked[0]
+        near = [one for one in ranked[1:NUM_LEADERS] if 1 - one.rate / best.rate < _noise(one) + _noise(best)]
+        risk = max((one.spread + best.spread - (1 - one.rate / best.rate) for one in near), default=0.0)
+        cost = sum(self.budget.cost(self.lab.rows, one.config, rung) for one in (best, *near))
+        return [best, *near] if near and (risk > TOLERATED or cost <= LOOK_SHARE * self.budget.seconds) else []
+
+    def _lead(self, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
+        """The best arm at one batch: precisions in the first one's layout, then the other layout for the best of them.
+
+        Plain float32 is not raced where TF32 gives the right answer: it runs the same kernels or slower ones.
+        """
+        first = arms[0]
+        tf32 = any(arm.precision == "tf32" for arm in arms)
+        raced = [arm for arm in arms if arm == first or not (tf32 and arm.precision == "fp32")]
+        same = [arm for arm in raced if arm.channels_last == first.channels_last]
+        best = self._race("arms", same, batch)
+        ranked = sorted(same, key=lambda arm: -self._rate(arm, batch))[:NUM_LAYOUTS]
+        kinds = {arm.precision for arm in ranked if self._rate(arm, batch) >= (1 - MARGIN) * self._rate(best, batch)}
+        others = [arm for arm in raced if arm not in same and arm.precision in kinds]
+        return self._race("arms", [best, *others], batch) if others else best
+
     def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
-        """The best arm at one batch, by successive halving: fewer arms, each timed longer; the first if none ran."""
-        alive = {Config(arm.name, batch): arm for arm in arms}
+        """The best arm at one batch; those whose order noise may hide are timed once more, longer; else the first."""
+        configs = {Config(arm.name, batch): arm for arm in arms}
+        for config in configs:
+            self._try(stage, config)
         for rung in range(RACE_RUNG + 1):
-            for config in alive:
-                self._try(stage, config, rung)
             known = estimates(self.lab.rows)
-            ranked = sorted((c for c in alive if c in known), key=lambda c: -known[c].rate)
+            ranked = sorted((c for c in configs if c in known), key=lambda c: -known[c].rate)
             if not ranked:
                 return arms[0]
-            near = [c for c in ranked if _near(known[c], known[ranked[0]], MARGIN)]
-            if len(near) <= 1 or rung == RACE_RUNG:
+            again = self._doubtful([known[c] for c in ranked], RACE_RUNG)
+            if not again or rung == RACE_RUNG:
                 break
-            alive = {c: alive[c] for c in near[: max(2, -(-len(ranked) // 2))]}
-        return alive[ranked[0]]
+            for one in again:
+                self._try(stage, one.config, RACE_RUNG)
+        return configs[ranked[0]]
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
-        """The leader, with those switches turned that make it faster here."""
-        forms = self.space.switched(leader)
-        return self._race("switches", [leader, *forms], batch) if forms else leader
+        """The leader, with those switches turned that make it faster here: each alone, then those that did together."""
+        best = self._race("switches", [leader, *self.space.switched(leader)], batch)
+        rate = self._rate(leader, batch)
+        gains = [c for c in self.space.switches if self._rate(dataclasses.replace(leader, **c), batch) > rate]
+        together = self.space.together(leader, gains)
+        return self._race("switches", [best, together], batch) if together else best
+
+    def _follow(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> int:
+        """The best size for the leader, near that of the arm that climbed.
+
+        A faster arm spends more of its time on launches, so its best size is no smaller; a smaller one is tried only
+        where the other arm gained little from the last doubling.
+        """
+        if self.space.fixed:
+            return batch
+        self._climb(leader, batch)
+        rates, less = self._rates(climbed), self.space.smaller(batch)
+        size = batch
+        while less in rates and rates[less] >= (1 - MARGIN) * rates.get(size, 0.0):
+            found = self._try("batch", Config(leader.name, less))
+            if found is None or found.rate < self._rate(leader, size):
+                break
+            size, less = less, self.space.smaller(less)
+        if self.goal.objective != "throughput" or self.goal.p95_ms is not None:
+            return self._best_batch(leader, batch)
+        best = self._best_size(leader)
+        return batch if best is None else best
 
     def _best_batch(self, arm: ArmSpec, start: int) -> int:
         """The best size for an arm: doubled and halved from ``start``, then the neighbours that doubling leaves out."""
@@ -199,8 +269,8 @@ class Search:
     def _climb(self, arm: ArmSpec, start: int) -> None:
         good, size, flat, failures = start, start, 0, 0
         best = self._rate(arm, start)
-        while size < self.space.max_batch and flat < 2:
-            size = min(2 * size, self.space.max_batch)
+        while flat < 2 and (more := self.space.larger(size)) is not None:
+            size = more
             found = self._try("batch", Config(arm.name, size))
             if found is None:
                 failures += 1
@@ -225,8 +295,8 @@ class Search:
     def _descend(self, arm: ArmSpec, start: int) -> None:
         """Smaller sizes, as long as they serve the goal: fast enough, within the latency, or lean."""
         size, flat = start, 0
-        while size > 1 and flat < 2:
-            size //= 2
+        while flat < 2 and (less := self.space.smaller(size)) is not None:
+            size = less
             found = self._try("batch", Config(arm.name, size))
             if found is None:
                 return
@@ -252,13 +322,14 @@ class Search:
                 if self._try("recompute", Config(form.name, batch)) and not self.space.fixed:
                     self._climb(form, batch)
 
-    def _compile(self, leader: ArmSpec, batch: int) -> None:
+    def _compile(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> None:
         """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
-        first, *others = self._finalists(leader, batch) or [leader]
+        first, *others = self._finalists(leader, batch) or [dataclasses.replace(leader, graph=False)]
         ran = [f for f in self.space.compile_forms(first) if self._try("compile", Config(f.name, batch))]
         if ran:
             form = max(ran, key=lambda arm: self._rate(arm, batch))
-            for arm in others:  # one form each: compiling is dear, and what suits one suits the next
+            gains = self._rate(form, batch) > self._rate(leader, batch)
+            for arm in others if gains else ():  # one form each: compiling is dear, and what suits one suits the next
                 same = dataclasses.replace(arm, compile=form.compile, graph=form.graph)
                 if self.space.allows(same):
                     self._try("compile", Config(same.name, batch))
@@ -267,31 +338,42 @@ class Search:
         if not forms or self.space.fixed:
             return
         best = max(forms, key=lambda c: known[c].rate)
-        if known[best].rate < (1 - MARGIN) * max(one.rate for one in known.values()):
+        if known[best].rate < (1 - CLOSE) * max(one.rate for one in known.values()):
             return
-        for larger in (True, False):
+        for step in (self.space.larger, self.space.smaller):
             size, rate = batch, known[best].rate
-            while 1 <= (size := 2 * size if larger else size // 2) <= self.space.max_batch:
+            while (next_size := step(size)) is not None and self._may_gain(climbed, size, next_size):
+                size = next_size
                 found = self._try("compile", Config(best.arm, size))
                 if found is None or found.rate < (1 + GAIN) * rate:
                     break
                 rate = found.rate
 
+    def _may_gain(self, climbed: ArmSpec, size: int, other: int) -> bool:
+        """Whether another size is worth a trial of a compiled or recorded form, by what it did to the arm that climbed.
+
+        Such forms cost fewer launches, so that larger sizes gain less and smaller ones lose less than they did.
+        """
+        eager = self._rates(climbed)
+        if size not in eager or other not in eager:
+            return True
+        return eager[other] > (1.0 if other > size else FALL**2) * eager[size]
+
     def _finalists(self, leader: ArmSpec, batch: int) -> list[ArmSpec]:
-        """The leader and the next eager arm of another precision or layout, at the same batch."""
+        """The leader and the next arm of another precision or layout that is close to it at the same batch, eager."""
         known = estimates(self.lab.rows)
-        ranked = sorted((c for c in known if c.batch == batch), key=lambda c: -known[c].rate)
-        arms = [leader, *(parse_arm(config.arm) for config in ranked)]
+        close = [c for c in known if c.batch == batch and known[c].rate >= (1 - CLOSE) * self._rate(leader, batch)]
+        arms = [leader, *(parse_arm(c.arm) for c in sorted(close, key=lambda c: -known[c].rate))]
         found: dict[tuple[str, bool], ArmSpec] = {}
         for arm in arms:
-            if not arm.compile and not arm.graph and not arm.recompute:
-                found.setdefault((arm.precision, arm.channels_last), arm)
+            if not arm.compile and not arm.recompute and arm.graph == leader.graph:
+                found.setdefault((arm.precision, arm.channels_last), dataclasses.replace(arm, graph=False))
         return list(found.values())[:NUM_FINALISTS]
 
     def _finish(self) -> Outcome:
         """Times the best again, judges them, and runs the first right one in its final form."""
         for rung in (1, 2):
-            for one in self._contenders():
+            for one in self._doubtful(self._contenders(), rung):
                 self._try("final", one.config, rung)
         tried: set[Config] = set()
         while len(tried) < NUM_CONFIRMED:
@@ -330,9 +412,9 @@ class Search:
 
     def _confirm(self, config: Config) -> Row:
         tail = max(1, config.batch * 2 // 3) if config.batch > 1 else 1
-        row = self.lab.trial("confirm", config, rung=MAX_RUNG, attempt=0, tail=tail)
+        row = self.lab.trial("confirm", config, rung=RACE_RUNG, attempt=0, tail=tail)
         if row.status in MEMORY_DEATHS:
-            row = self.lab.trial("confirm", config, rung=MAX_RUNG, attempt=1, tail=tail)
+            row = self.lab.trial("confirm", config, rung=RACE_RUNG, attempt=1, tail=tail)
         return row
 
     def _still_admitted(self, config: Config) -> bool:
@@ -347,6 +429,11 @@ class Search:
 def _is_compiled(arm: str) -> bool:
     spec = parse_arm(arm)
     return bool(spec.compile) or spec.graph
+
+
+def _noise(one: Estimate) -> float:
+    """How far a rate may be off, as a fraction; one process knows little of what another would have measured."""
+    return max(one.spread, PROCESS_NOISE) if one.num_processes == 1 else one.spread
 
 
 def _near(one: Estimate, best: Estimate, margin: float) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import SDPA, ArmSpec, Precision, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, Precision, parse_arm
 from hotlap.measure.jobs import Description
 
 Change = dict[str, Any]
+EAGER: Change = {"compile": "", "graph": False}
+PLAIN: Change = {"fused": False, "cudnn_benchmark": False, "kernels": False, "threads": 0, "sdpa": ""}
+"""What switches leave off, key by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +37,24 @@ class Space:
     """The batch is given and stays."""
     effective: int = 0
     """Batch whose divisors are tried as well; 0 for none."""
+    sizes: tuple[int, ...] = ()
+    """The only batches allowed, where the user gave a list, smallest first; otherwise sizes are doubled and halved."""
 
     def allows(self, arm: ArmSpec) -> bool:
         return not self.exact or arm.name in self.exact
 
     def switched(self, arm: ArmSpec) -> list[ArmSpec]:
-        """``arm`` with each switch turned alone, and with all that go together; never ``arm`` itself."""
+        """``arm`` with each switch turned alone; never ``arm`` itself."""
         single = [_change(arm, change) for change in self.switches]
-        flags = {key: value for change in self.switches for key, value in change.items() if value is True}
-        together = [_change(arm, flags)] if len(flags) > 1 else []
-        return _unique([a for a in [*single, *together] if a != arm and self.allows(a)])  # the last: all together
+        return _unique([a for a in single if a != arm and self.allows(a)])
+
+    def together(self, arm: ArmSpec, changes: Sequence[Change]) -> ArmSpec | None:
+        """``arm`` with several switches turned; of those that exclude each other the first. None for fewer than two."""
+        merged: Change = {}
+        for change in changes:
+            merged = {**change, **merged}
+        changed = _change(arm, merged)
+        return changed if len(merged) > 1 and self.allows(changed) else None
 
     def compile_forms(self, arm: ArmSpec) -> list[ArmSpec]:
         """``arm`` compiled or recorded, in each way there is."""
@@ -52,8 +64,24 @@ class Space:
         form = dataclasses.replace(arm, recompute=True)
         return [form] if self.can_recompute and self.allows(form) else []
 
+    def larger(self, batch: int) -> int | None:
+        """The next size up, about twice as large; None where there is none."""
+        if self.sizes:
+            more = [size for size in self.sizes if size > batch]
+            return next((size for size in more if size >= 2 * batch), more[-1] if more else None)
+        return min(2 * batch, self.max_batch) if batch < self.max_batch else None
+
+    def smaller(self, batch: int) -> int | None:
+        """The next size down, about half as large; None where there is none."""
+        if self.sizes:
+            less = [size for size in self.sizes if size < batch]
+            return next((size for size in reversed(less) if 2 * size <= batch), less[0] if less else None)
+        return batch // 2 or None
+
     def between(self, good: int, bad: int) -> list[int]:
         """Sizes worth a try between one that ran and one that did not: a multiple of 8, a divisor of the effective."""
+        if self.sizes:
+            return [size for size in self.sizes if good < size < bad]
         middle = (good + bad) // 2
         sizes = {middle // 8 * 8 if middle >= 16 else middle}
         sizes |= {d for d in _divisors(self.effective) if good < d < bad}
@@ -61,6 +89,9 @@ class Space:
 
     def around(self, batch: int) -> list[int]:
         """Neighbours of a good size that doubling leaves out."""
+        if self.sizes:
+            place = self.sizes.index(batch)
+            return [*self.sizes[max(0, place - 1) : place], *self.sizes[place + 1 : place + 2]]
         sizes = [batch * 3 // 4, batch * 3 // 2]
         return [s for s in (size // 8 * 8 if size >= 16 else size for size in sizes) if 1 <= s <= self.max_batch]
 
@@ -86,8 +117,10 @@ def make_space(
     graphs: str = "auto",
     batch: int | None = None,
     max_batch: int | None = None,
+    batches: tuple[int, ...] = (),
+    compile_modes: tuple[str, ...] = COMPILE_MODES[:3],
 ) -> Space:
-    """The space for a model on a device; ``arms`` leaves only those, ``batch`` fixes the size."""
+    """The space for a model on a device; ``arms`` leaves only those, ``batch`` or ``batches`` the sizes."""
     specs = [parse_arm(name) for name in arms]
     if len({(spec.device, spec.index) for spec in specs}) > 1:
         raise UsageError(f"arms = {', '.join(arms)} are of several devices", expected="arms of one device")
@@ -97,16 +130,21 @@ def make_space(
     cap = min(caps, default=max(65536, start))
     if start > cap:
         start = cap
+    sizes = tuple(sorted({size for size in batches if size <= cap}))
+    if batches and not sizes:
+        raise UsageError(f"batches = {', '.join(map(str, batches))} are all above {cap}", expected=f"at most {cap}")
+    if sizes and batch is None:
+        start = min(sizes, key=lambda size: abs(size - start))
     bounds: dict[str, Any] = {
         "batch": start, "max_batch": cap, "fixed": batch is not None, "effective": about.default_batch,
-        "can_recompute": mode == "train" and about.has_blocks,
+        "can_recompute": mode == "train" and about.has_blocks, "sizes": sizes if batch is None else (),
     }  # fmt: skip
     if specs:
         return _only(specs, bounds)
     return Space(
         firsts=tuple(_firsts(plain, about)),
         switches=tuple(_switches(plain, about, mode)),
-        compiled=tuple(_compiled(plain, about, mode, graphs)),
+        compiled=tuple(_compiled(plain, about, graphs, compile_modes)),
         **bounds,
     )
 
@@ -134,27 +172,40 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
 
 
-def _compiled(plain: ArmSpec, about: Description, mode: str, graphs: str) -> list[Change]:
-    found: list[Change] = [{"compile": "default"}] if about.can_compile else []
+def _compiled(plain: ArmSpec, about: Description, graphs: str, modes: tuple[str, ...]) -> list[Change]:
+    """Forms of one arm, the cheap ones first: a recording costs no more than an eager trial."""
+    modes = modes if about.can_compile else ()
+    default: list[Change] = [{"compile": "default"}] if "default" in modes else []
     if plain.device == "cpu":
-        return found
-    record = graphs == "on" or (graphs == "auto" and mode == "infer")
-    found += [{"graph": True}] if record else []
-    if about.can_compile:
-        found.append({"compile": "reduce-overhead"})
-        found += [{"compile": "default", "graph": True}] if record else []
-        found.append({"compile": "max-autotune"})
-    return found
+        return default
+    record = graphs != "off"
+    found: list[Change] = [{"graph": True}] if record else []
+    found += default
+    found += [{**form, "graph": True} for form in default if record]
+    return found + [{"compile": mode} for mode in modes if mode != "default"]
 
 
 def _only(specs: list[ArmSpec], bounds: dict[str, Any]) -> Space:
-    """The arms given: eager ones are raced; compiled ones wait for the finalists, or are raced where all are."""
-    eager = [spec for spec in specs if not spec.compile and not spec.graph]
-    later = [spec for spec in specs if spec not in eager]
-    if not eager:
-        return Space(firsts=tuple(later), exact=frozenset(s.name for s in later), **bounds)
-    forms = list({(s.compile, s.graph): {"compile": s.compile, "graph": s.graph} for s in later}.values())
-    # A compiled arm whose eager form was not given is raced as it is, or it would never be tried.
-    alone = [s for s in later if dataclasses.replace(s, compile="", graph=False) not in eager]
+    """The arms given, in the same three groups: what is raced first, switches of those, and forms of finalists.
+
+    An arm whose plainer form was not given is raced as it is, or it would never be tried.
+    """
+    given = set(specs)
+    firsts: list[ArmSpec] = []
+    switches: dict[tuple[Any, ...], Change] = {}
+    forms: dict[tuple[Any, ...], Change] = {}
+    for spec in specs:
+        eager = dataclasses.replace(spec, **EAGER)
+        plain = dataclasses.replace(eager, **PLAIN)
+        if (spec != eager and eager not in given) or (spec == eager != plain and plain not in given):
+            firsts.append(spec)
+        elif spec != eager:
+            forms.setdefault((spec.compile, spec.graph), {"compile": spec.compile, "graph": spec.graph})
+        elif eager != plain:
+            for key in (key for key, off in PLAIN.items() if getattr(eager, key) != off):
+                switches.setdefault((key, getattr(eager, key)), {key: getattr(eager, key)})
+        else:
+            firsts.append(spec)
     exact = frozenset(spec.name for spec in specs)
-    return Space(firsts=(*eager, *alone), compiled=tuple(forms), exact=exact, **bounds)
+    dear = sorted(forms.values(), key=lambda form: bool(form["compile"]))
+    return Space(firsts=tuple(firsts), switches=tuple(switches.values()), compiled=tuple(dear), exact=exact, **bounds)

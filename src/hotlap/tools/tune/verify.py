@@ -106,8 +106,10 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         layouts = {True: "channels_last", False: "contiguous"}
         saw, asked = seen["channels_last"], arm.channels_last
         found.append(_check("layout", saw == asked, layouts[saw], layouts[asked]))
-    if arm.graph and profile.key.mode == "train":
-        found.append(_check("graph", False, "off", "on, which a training does not do"))
+    if profile.key.mode == "train":
+        count = seen["num_replays"]
+        saw = f"{count} replays" if count else "off"
+        found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
     return found + _device_checks(arm, seen)
 
 
@@ -121,7 +123,8 @@ def _device_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
     if arm.threads:
         found.append(_check("threads", seen["threads"] == arm.threads, str(seen["threads"]), str(arm.threads)))
     if seen["fused"] is not None:
-        found.append(_check("fused", seen["fused"] == arm.fused, _word(seen["fused"]), _word(arm.fused)))
+        asked = arm.fused or (arm.graph and arm.precision == "fp16")  # as a recorded step needs it
+        found.append(_check("fused", seen["fused"] == asked, _word(seen["fused"]), _word(asked)))
     return found
 
 

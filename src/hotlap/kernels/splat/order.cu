@@ -1,0 +1,195 @@
+// The pairs of tile and splat, tile by tile in order of depth. A tile's pairs have a place of their own from the start,
+// so that only they are sorted, in the registers of one block, and nothing on the host waits for a count.
+
+#define SCAN_THREADS 1024
+#define PAIR_THREADS 256
+#define SORT_THREADS 256
+#define SORT_EACH 8
+#define SORT_MOST (SORT_THREADS * SORT_EACH)
+#define NO_KEY 0xffffffffffffffffull
+
+// Counts become places. All in one block: there are as many numbers as tiles.
+KERNEL(SCAN_THREADS, 1)
+splat_scan_kernel(const Frame f) {
+    SHARED(int, totals, 32);
+    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
+    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
+    const int first = thread * each, end = first + each < tiles ? first + each : tiles;
+    // Sums stop at 2^30, which is more than any capacity, so that they do not overflow.
+    const int most = 1 << 30;
+    int sum = 0;
+    for (int n = first; n < end; n++) sum = sum + f.cursors[n] < most ? sum + f.cursors[n] : most;
+    int upto = sum;
+UNROLL
+    for (int step = 1; step < 32; step <<= 1) {
+        const int other = shuffle(upto, lane - step < 0 ? lane : lane - step);
+        if (lane >= step) upto = upto + other < most ? upto + other : most;
+    }
+    if (lane == 31) totals[warp] = upto;
+    block_barrier();
+    int before = 0;
+    for (int n = 0; n < warp; n++) before = before + totals[n] < most ? before + totals[n] : most;
+    int at = before + upto - sum;
+    if (thread == SCAN_THREADS - 1) {
+        const int all = before + upto < most ? before + upto : most;
+        f.needed[0] = all;
+        if (all > f.capacity) raise_to(f.needed + 1, all);
+        if (f.told) *f.told = all;
+        f.ranges[tiles] = all < f.capacity ? all : f.capacity;
+    }
+    for (int n = first; n < end; n++) {
+        const int count = f.cursors[n], place = at < f.capacity ? at : f.capacity;
+        f.cursors[n] = f.ranges[n] = place;
+        at = at + count < most ? at + count : most;
+    }
+}
+
+// Each pair to some place of its tile.
+KERNEL(PAIR_THREADS, 4)
+splat_pair_kernel(const Frame f) {
+    const int n = block_index() * PAIR_THREADS + thread_index(), camera = camera_index();
+    const i64 row = (i64)camera * f.num_splats + n;
+    const bool there = n < f.num_splats && f.tiles_per_splat[row] > 0;
+    if (!any_lane(there)) return;
+    Ellipse e = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    float depth = 0.0f;
+    int2 radii = make_int2(0, 0);
+    if (there) {
+        radii = reinterpret_cast<const int2*>(f.radii)[row];
+        const float2 mean = reinterpret_cast<const float2*>(f.means2d)[row];
+        const float* q = f.conics + row * 3;
+        const float level = f.shade[SH >= 0 ? row * 4 + 3 : row];
+        e = make_ellipse(mean.x, mean.y, q[0], q[1], q[2], level);
+        depth = f.depths[row];
+    }
+    int* const cursors = f.cursors + (i64)camera * f.tiles_x * f.tiles_y;
+    const int first = n - (thread_index() & 31);
+    SHARED(float, depths, PAIR_THREADS);  // of the warp's splats: a large one's pairs are written by other lanes
+    float* const near = depths + (thread_index() & ~31);
+    near[thread_index() & 31] = depth;
+    warp_barrier();
+    visit_tiles(f, radii, e, [&](int tile, int who) {
+        const int at = fetch_add(cursors + tile, 1);
+        if (at < f.capacity) f.keys[at] = (u64)__float_as_uint(near[who]) << 32 | (u32)(first + who);
+    });
+}
+
+DEVICE void order_two(u64& low, u64& high) {
+    const u64 a = low, b = high;
+    low = a < b ? a : b, high = a < b ? b : a;
+}
+
+// Each thread's eight keys against those of another thread; `mirrored` takes the other's from behind.
+DEVICE void order_across(u64 (&key)[SORT_EACH], u64* exchange, int mask, bool mirrored) {
+    const int thread = thread_index();
+    const bool lower = (thread ^ mask) > thread;
+    u64 other[SORT_EACH];
+    if (mask < 32) {
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++) other[i] = shuffle_xor(key[i], mask);
+    } else {
+        block_barrier();
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++) exchange[i * SORT_THREADS + thread] = key[i];
+        block_barrier();
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++) other[i] = exchange[i * SORT_THREADS + (thread ^ mask)];
+    }
+UNROLL
+    for (int i = 0; i < SORT_EACH; i++) {
+        const u64 theirs = mirrored ? other[SORT_EACH - 1 - i] : other[i];
+        key[i] = (theirs < key[i]) == lower ? theirs : key[i];
+    }
+}
+
+// Sorts up to SORT_MOST keys; thread t ends with those of places 8t .. 8t + 7. A bitonic network without directions:
+// the first step of each merge is mirrored, so that every comparison puts the smaller key first and padding stays last.
+DEVICE void sort_keys(u64 (&key)[SORT_EACH], u64* exchange, int count) {
+UNROLL
+    for (int size = 2; size <= SORT_EACH; size <<= 1) {
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++)
+            if ((i ^ (size - 1)) > i) order_two(key[i], key[i ^ (size - 1)]);
+UNROLL
+        for (int step = size >> 2; step > 0; step >>= 1)
+UNROLL
+            for (int i = 0; i < SORT_EACH; i++)
+                if ((i ^ step) > i) order_two(key[i], key[i ^ step]);
+    }
+    for (int threads = 2; threads * SORT_EACH < 2 * count && threads <= SORT_THREADS; threads <<= 1) {
+        const bool idle = (thread_index() & ~31) * SORT_EACH >= count;  // a warp with nothing but padding
+        if (threads > 32 || !idle) order_across(key, exchange, threads - 1, true);
+        for (int mask = threads >> 2; mask > 0; mask >>= 1)
+            if (mask >= 32 || !idle) order_across(key, exchange, mask, false);
+UNROLL
+        for (int step = SORT_EACH >> 1; step > 0; step >>= 1)
+UNROLL
+            for (int i = 0; i < SORT_EACH; i++)
+                if ((i ^ step) > i) order_two(key[i], key[i ^ step]);
+    }
+}
+
+// Of the first `place` keys of two sorted lists together, how many are the first list's.
+DEVICE int split(const u64* a, int num_a, const u64* b, int num_b, int place) {
+    int low = place > num_b ? place - num_b : 0, high = place < num_a ? place : num_a;
+    while (low < high) {
+        const int middle = (low + high) >> 1;
+        if (a[middle] < b[place - 1 - middle]) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// Pairs of sorted runs become runs of twice the length, each thread making eight keys at a time.
+DEVICE void merge_runs(const u64* from, u64* to, int count, int run) {
+    for (int place = thread_index() * SORT_EACH; place < count; place += SORT_MOST) {
+        const int begin = place / (2 * run) * (2 * run), rest = count - begin;
+        const int num_a = run < rest ? run : rest, num_b = rest - num_a < run ? rest - num_a : run;
+        const u64 *a = from + begin, *b = a + num_a;
+        int i = split(a, num_a, b, num_b, place - begin), j = place - begin - i;
+        for (int n = 0; n < SORT_EACH && i + j < num_a + num_b; n++) {
+            const bool first = j >= num_b || (i < num_a && a[i] < b[j]);
+            to[place + n] = first ? a[i++] : b[j++];
+        }
+    }
+}
+
+// One block a tile. Equal depths are in the order of the splats, which is part of the key.
+KERNEL(SORT_THREADS, 3)
+splat_sort_kernel(const Frame f) {
+    SHARED(u64, exchange, SORT_MOST);
+    const int tile = block_index(), thread = thread_index();
+    const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
+    for (int base = 0; base < count; base += SORT_MOST) {
+        const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
+        u64 key[SORT_EACH];
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++) {
+            const int at = i * SORT_THREADS + thread;
+            key[i] = NO_KEY;
+            if (at < some) exchange[at] = f.keys[begin + base + at];
+        }
+        block_barrier();
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++)
+            if (thread * SORT_EACH + i < some) key[i] = exchange[thread * SORT_EACH + i];
+        sort_keys(key, exchange, some);
+UNROLL
+        for (int i = 0; i < SORT_EACH; i++) {
+            const int at = begin + base + thread * SORT_EACH + i;
+            if (thread * SORT_EACH + i >= some) continue;
+            if (count <= SORT_MOST) f.ids[at] = (u32)key[i];
+            else f.keys[at] = key[i];
+        }
+        block_barrier();
+    }
+    if (count <= SORT_MOST) return;
+    u64 *from = f.keys + begin, *to = f.keys_spare + begin;
+    for (int run = SORT_MOST; run < count; run <<= 1) {
+        merge_runs(from, to, count, run);
+        block_barrier();
+        u64* const swapped = from;
+        from = to, to = swapped;
+    }
+    for (int n = thread; n < count; n += SORT_THREADS) f.ids[begin + n] = (u32)from[n];
+}

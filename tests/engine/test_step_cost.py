@@ -1,0 +1,45 @@
+"""What an exact step asks of the device beside the passes themselves: each small operation is a launch on a card."""
+
+import pytest
+import torch
+from fake_memory import FailingOperations
+from tiny_training import batches, masked_loss, model_of, sgd
+
+from hotlap.engine.exact import ExactStep
+from hotlap.sequence.workload import bilstm
+
+pytestmark = pytest.mark.usefixtures("many_runs")
+
+
+def num_ops(work):
+    with FailingOperations() as counted:
+        work()
+    return counted.num_ops
+
+
+def extra_ops(model, loss, batch):
+    """Operations of a step, the optimizer's apart, beside those of a bare loop."""
+    optimizer = sgd(model)
+
+    def bare():
+        optimizer.zero_grad(set_to_none=True)
+        total, count = loss(model, batch)
+        (total / count).backward()
+
+    plain = num_ops(bare)
+    step = ExactStep(model, optimizer, loss)
+    for _ in range(4):
+        step.gradients(batch)
+    return num_ops(lambda: step.gradients(batch)) - plain
+
+
+def test_a_step_without_dropout_adds_next_to_nothing():
+    [batch] = batches(1)
+    # A count that may be 0 is looked at, and the loss is handed out.
+    assert extra_ops(model_of(), masked_loss, batch) <= 6
+
+
+def test_dropout_that_belongs_to_samples_adds_a_dozen_operations_a_layer():
+    texts = bilstm(hidden=4, embedding=4, length=32)
+    batch = texts.make_batch(4, torch.device("cpu"), torch.Generator().manual_seed(0))
+    assert extra_ops(texts.build_model(), texts.loss, batch) <= 20

@@ -1,0 +1,233 @@
+"""The CUDA kernels of splatting without a card: compiled for one, and run thread by thread on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hotlap.base.errors import UsageError
+from hotlap.kernels import nvrtc
+from hotlap.kernels.agreement import in_float64, relative_errors
+from hotlap.kernels.nvrtc import compile_cubin
+from hotlap.kernels.splat import cuda, reference
+from hotlap.kernels.splat.cases import EVERYTHING, UNDECIDED, SplatCase, as_splats, undecided
+from hotlap.kernels.splat.cuda import Variant, why_not
+from hotlap.kernels.splat.frame import GRADIENTS, View
+
+CPU = torch.device("cpu")
+F32 = torch.float32
+HERE = Path(__file__).parent
+PLAIN = Variant(channels=2, depth=False, sh_degree=None)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A function that has the kernels of a variant, less some statement, as a library for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+
+    @cache
+    def build(variant: Variant, way: str, without: str = "") -> ctypes.CDLL:
+        folder = tmp_path_factory.mktemp("splat")
+        kernels = [Path(cuda.__file__).with_name(name) for name in cuda.SOURCES[way] if name != "primitives.cuh"]
+        files = [HERE / "fibres.hpp", HERE / "splat_host.hpp", *kernels, HERE / "splat_host.cpp"]
+        text = "\n".join(file.read_text() for file in files)
+        assert without in text
+        (folder / "splat.cpp").write_text(text.replace(without, "") if without else text)
+        macros = {**dict(variant.program(way).macros), "BACKWARD": int(way == "bwd")}
+        defines = [f"-D{name}={value}" for name, value in macros.items()]
+        command = ["g++", "-O0", "-std=c++17", "-shared", "-fPIC", "-w", *defines, "splat.cpp", "-o", "splat.so"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return ctypes.CDLL(str(folder / "splat.so"))
+
+    return build
+
+
+@pytest.fixture
+def on_host(host, monkeypatch):
+    """The kernels run on the CPU; what memory is not written by them is NaN."""
+    monkeypatch.setattr(cuda, "_ROOM", cuda._Room())
+    cuda._needed(CPU).zero_()
+
+    def install(without: str = "") -> None:
+        def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
+            way = "bwd" if "bwd" in name else "fwd"
+            library = host(variant, way, without if way == "fwd" else "")
+            assert library.frame_bytes() == len(frame)
+            library.run(name.encode(), *grid, cuda.THREADS.get(name, variant.blend_threads), frame)
+
+        monkeypatch.setattr(cuda, "_launch", launch)
+
+    torch.use_deterministic_algorithms(True)
+    yield install
+    torch.use_deterministic_algorithms(False)
+
+
+def errors_of(case: SplatCase) -> dict[str, float]:
+    """The largest relative error of the picture, what is known of the splats, and every gradient."""
+    made = case.make(CPU)
+    exact, view = in_float64(made), case.view
+    decided = ~undecided(exact, view, UNDECIDED[case.dtype])[..., None]
+    assert decided.float().mean() >= 1 - case.max_undecided
+    needs = frozenset(name for name in GRADIENTS if name != "backgrounds" or made["backgrounds"] is not None)
+    generator = torch.Generator().manual_seed(1)
+    found, weights = [], []
+    for module, inputs in ((reference, exact), (cuda, made)):
+        drawn = module.forward(as_splats(inputs), view)
+        if not weights:
+            pixels = (drawn.colors, drawn.alphas)
+            weights = [torch.randn(like.shape, generator=generator) * decided for like in pixels]
+            weights.append(torch.randn(drawn.means2d.shape, generator=generator))
+        given = [weight.to(drawn.colors.dtype) for weight in weights]
+        grads = module.backward(as_splats(inputs), view, drawn, *given, needs)
+        known = {name: getattr(drawn, name) for name in ("means2d", "depths", "conics", "radii")}
+        picture = {"colors": drawn.colors * decided, "alphas": drawn.alphas * decided}
+        found.append({**picture, **known, **{f"grad {name}": grads[name] for name in sorted(grads)}})
+    return relative_errors(found[1], found[0])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        SplatCase(splats=37, cameras=2, background=True, options=EVERYTHING),
+        SplatCase(splats=60, channels=6, far_out=True, cameras=2, by_camera=True, background=True),
+        SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, strided=True, twins=True, options={"raw": True}),
+        SplatCase(splats=0, channels=2, options={"raw": True}),
+    ],
+    ids=lambda case: case.id,
+)
+def test_matches_reference_thread_by_thread(case, on_host):
+    on_host()
+    errors = errors_of(case)
+    assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
+
+
+def test_a_missing_barrier_of_a_warp_is_seen(on_host):
+    on_host(without="warp_barrier();  // what is staged is there for all")
+    case = SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, options={"raw": True})
+    splats = as_splats(case.make(CPU))
+    got, want = cuda.forward(splats, case.view), reference.forward(splats, case.view)
+    assert not (got.colors - want.colors).abs().max() < 0.01
+
+
+def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
+    """For each tile, the splats in the order of the kernel and in the right order."""
+    generator = torch.Generator().manual_seed(0)
+    total = sum(counts)
+    depths = torch.randint(0, max(total // 3, 1), (total,), generator=generator)  # some are equal
+    keys = depths << 32 | torch.randperm(total, generator=generator)
+    ranges = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32)
+    found = torch.full((total,), -1, dtype=torch.int32)
+    right = [sorted(keys[a:b].tolist()) for a, b in pairwise(ranges.tolist())]
+    frame = {"keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
+    cuda._launch(PLAIN, "splat_sort_kernel", (len(counts), 1), cuda.pack_frame(frame), CPU)
+    return [
+        (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
+        for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
+    ]
+
+
+def test_sorts_lists_of_every_length(on_host):
+    on_host()
+    counts = [0, 1, 2, 8, 9, 31, 255, 256, 257, 1000, 2047, 2048, 2049, 4096, 7001]
+    assert all(found == wanted for found, wanted in sort_lists(counts))
+
+
+def test_a_missing_barrier_of_the_sort_is_seen(on_host):
+    on_host(without="        block_barrier();\nUNROLL")
+    assert any(found != wanted for found, wanted in sort_lists([2048, 2048]))
+
+
+def one_large_splat() -> tuple[SplatCase, object]:
+    case = SplatCase(splats=1, width=100, height=70, channels=2, size=3.0, opacity=4.0, options={"raw": True})
+    return case, as_splats(case.make(CPU))
+
+
+def test_a_frame_with_more_pairs_than_room_is_drawn_again(on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda, "STEP", 1)
+    case, splats = one_large_splat()
+    drawn = cuda.forward(splats, case.view)
+    pairs = int(drawn.tiles_per_splat.sum())
+    assert pairs > 4, "more than the first guess"
+    assert cuda._ROOM.of((CPU, 1, 70, 100), guess=0) == pairs * 3 // 2 + 1
+    want = reference.forward(splats, case.view)
+    assert (drawn.colors - want.colors).abs().max() < 1e-5
+
+
+def test_a_captured_frame_with_too_little_room_says_so(on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda, "STEP", 1)
+    case, splats = one_large_splat()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "_capturing", lambda device: True)
+        with pytest.raises(UsageError, match=r"\(cameras, height, width\) = \(1, 70, 100\) was drawn on cpu"):
+            cuda.forward(splats, case.view)
+        cuda._ROOM.known[CPU, 1, 70, 100] = 3
+        cut = cuda.forward(splats, case.view)
+    whole = cuda.forward(splats, case.view)
+    assert not torch.equal(cut.colors, whole.colors)
+    assert cuda.overflowed(CPU) and not cuda.overflowed(CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "_capturing", lambda device: True)
+        assert torch.equal(cuda.forward(splats, case.view).colors, whole.colors)
+    assert not cuda.overflowed(CPU)
+
+
+@pytest.mark.parametrize(
+    ("variant", "way", "architecture"),
+    [
+        (Variant(channels=3, depth=False, sh_degree=3), "fwd", "sm_90"),
+        (Variant(channels=3, depth=True, sh_degree=3, absgrad=True, camera=True), "bwd", "sm_90"),
+        (Variant(channels=40, depth=False, sh_degree=None, absgrad=True), "bwd", "sm_80"),
+    ],
+)
+def test_compiles_for_a_card(variant, way, architecture):
+    pytest.importorskip("cuda.bindings")
+    try:
+        cubin = compile_cubin(variant.program(way), architecture)
+    except RuntimeError as error:  # the bindings are there and the compiler is not
+        pytest.skip(f"no NVRTC: {error}")
+    kernels = [*cuda.THREADS, "splat_blend_fwd_kernel", "splat_blend_bwd_kernel"]
+    assert cubin.startswith(b"\x7fELF")
+    assert {name for name in kernels if name.encode() in cubin} == {
+        name for name in kernels if ("bwd" in name) == (way == "bwd")
+    }
+
+
+class Shaped:
+    """What is asked of a tensor that this machine cannot hold."""
+
+    def __init__(self, num: int, device: str, dtype: torch.dtype) -> None:
+        self.num, self.device, self.dtype = num, torch.device(device), dtype
+
+    def __len__(self) -> int:
+        return self.num
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "channels", "num_splats", "capability", "reason"),
+    [
+        ("cpu", F32, 3, 1, (9, 0), "the tensors are on cpu"),
+        ("cuda", torch.float64, 3, 1, (9, 0), "float64 is not float32"),
+        ("cuda", F32, 41, 1, (9, 0), "41 channels are above 40"),
+        ("cuda", F32, 3, 2**28, (9, 0), "268435456 splats are not below 268435456"),
+        ("cuda", F32, 3, 1, (7, 5), "the kernels need sm_80 or newer, and the card is sm_75"),
+        ("cuda", F32, 40, 1, (8, 0), ""),
+    ],
+)
+def test_says_what_it_cannot_do(device, dtype, channels, num_splats, capability, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(nvrtc, "find_spec", lambda name: object())
+    splats = SimpleNamespace(means=Shaped(num_splats, device, dtype), colors=torch.empty(1, channels))
+    assert why_not(splats, View(width=1, height=1)) == reason
