@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ def why_not(state: AdamState) -> str:
     return why_no_compiler()
 
 
+@functools.cache
 def program_for(mode: str, vector: bool) -> Program:
     """The kernel compiled for a mode; ``vector``: all addresses are multiples of 16."""
     source = launching.read_source(Path(__file__).with_name("adam.cu"))

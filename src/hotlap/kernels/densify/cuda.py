@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def why_not(like: Tensor) -> str:
     return why_no_compiler()
 
 
+@functools.cache
 def program() -> Program:
     """All kernels."""
     source = launching.read_source(Path(__file__).with_name("densify.cu"))

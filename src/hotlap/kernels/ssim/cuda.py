@@ -21,19 +21,20 @@ MIN_ROWS, BLOCKS_EACH = 16, 3
 """A block reads ten rows more than it has results, so it has no fewer than 16; 3 blocks share a multiprocessor."""
 
 
-def why_not(image: Tensor, target: Tensor) -> str:
+def why_not(device: torch.device, image: torch.dtype, target: torch.dtype, channels: int) -> str:
     """Why this implementation cannot compare such pictures; '' if it can."""
-    if image.device.type != "cuda":
-        return f"the tensors are on {image.device.type}"
-    if image.dtype not in NUMBERS or image.dtype == torch.uint8:
-        return f"an image of {str(image.dtype).removeprefix('torch.')} is not among float32, float16 and bfloat16"
-    if target.dtype not in NUMBERS:
-        return f"a target of {str(target.dtype).removeprefix('torch.')} is not among float32, float16, bfloat16, uint8"
-    if image.shape[-1] > MAX_CHANNELS:
-        return f"{image.shape[-1]} channels are above {MAX_CHANNELS}"
+    if device.type != "cuda":
+        return f"the tensors are on {device.type}"
+    if image not in NUMBERS or image == torch.uint8:
+        return f"an image of {str(image).removeprefix('torch.')} is not among float32, float16 and bfloat16"
+    if target not in NUMBERS:
+        return f"a target of {str(target).removeprefix('torch.')} is not among float32, float16, bfloat16, uint8"
+    if channels > MAX_CHANNELS:
+        return f"{channels} channels are above {MAX_CHANNELS}"
     return why_no_compiler()
 
 
+@functools.cache
 def program_for(channels: int, image: torch.dtype, target: torch.dtype, alpha: bool) -> Program:
     """The kernels compiled for such pictures."""
     macros = (("CHANNELS", channels), ("IMAGE", NUMBERS[image]), ("TARGET", NUMBERS[target]), ("ALPHA", int(alpha)))

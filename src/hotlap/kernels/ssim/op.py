@@ -17,11 +17,11 @@ from hotlap.kernels.ssim.buffers import Buffers, allocate, result_type
 from hotlap.kernels.ssim.reference import l1_ssim_ref
 
 
-def _always(image: Tensor, target: Tensor) -> str:
+def _always(device: torch.device, image: torch.dtype, target: torch.dtype, channels: int) -> str:
     return ""
 
 
-WHY_NOT: dict[str, Callable[[Tensor, Tensor], str]] = {
+WHY_NOT: dict[str, Callable[[torch.device, torch.dtype, torch.dtype, int], str]] = {
     "cuda": cuda.why_not,
     "cpu": cpu.why_not,
     "reference": _always,
@@ -108,7 +108,16 @@ def make_buffers(image: Tensor, target: Tensor, *, with_grad: bool = True, impl:
 
 def l1_ssim_choice(image: Tensor, target: Tensor, impl: str = "auto") -> Choice:
     """The implementation that such pictures get, and the reasons against those before it."""
-    return choose({name: partial(ask, image, target) for name, ask in WHY_NOT.items()}, impl)
+    return _choice(impl, image.device, image.dtype, target.dtype, image.shape[-1])
+
+
+def _choice(impl: str, device: torch.device, image: torch.dtype, target: torch.dtype, channels: int) -> Choice:
+    return choose({name: partial(ask, device, image, target, channels) for name, ask in WHY_NOT.items()}, impl)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pick(impl: str, device: torch.device, image: torch.dtype, target: torch.dtype, channels: int) -> str:
+    return _choice(impl, device, image, target, channels).impl
 
 
 def _checked(
@@ -132,7 +141,7 @@ def _checked(
         raise ConfigError(f"ssim_weight = {weight:g} is not valid", expected="a number from 0 to 1")
     if image.numel() == 0:
         raise ShapeError(f"image {list(image.shape)} has no pixels", expected="at least one")
-    return l1_ssim_choice(image, target, impl).impl
+    return _pick(impl, image.device, image.dtype, target.dtype, image.shape[-1])
 
 
 @torch.library.custom_op("hotlap::l1_ssim", mutates_args=())
