@@ -10,7 +10,7 @@ from block_host import Host, check_compiles
 
 from hotlap.base.errors import ConfigError, KernelUnavailable, ShapeError
 from hotlap.kernels import launch as launching
-from hotlap.kernels.adam import cuda
+from hotlap.kernels.adam import cpu, cuda
 from hotlap.kernels.adam.cases import CASES, TOLERANCE, AdamCase, results
 from hotlap.kernels.adam.op import IMPLS, adam_choice, adam_flush, adam_step
 from hotlap.kernels.adam.reference import adam_flush_ref, adam_step_ref
@@ -233,3 +233,9 @@ def test_wrong_tensors_are_named():
         take_rows(state, [param], torch.tensor([0, 1]))
     with pytest.raises(KernelUnavailable, match=r"impl='cpu' cannot run here \(cpu: float64 is not float32\)"):
         adam_choice(make_adam_state([param.double()], [0.1], config), "cpu")
+
+
+def test_without_numba_the_reference_steps_in(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    choice = adam_choice(AdamCase(rows=1).make(CPU))
+    assert choice.impl == "reference" and choice.against["cpu"] == "numba is not installed"

@@ -13,7 +13,7 @@ from block_host import Host, check_compiles
 from hotlap.base.errors import KernelUnavailable, ShapeError
 from hotlap.kernels import launch as launching
 from hotlap.kernels.agreement import disagreements, in_float64
-from hotlap.kernels.densify import cuda, reference
+from hotlap.kernels.densify import cpu, cuda, reference
 from hotlap.kernels.densify.cases import CASES, REAL, TOLERANCE, DensifyCase
 from hotlap.kernels.densify.op import (
     IMPLS,
@@ -219,3 +219,9 @@ def test_wrong_tensors_are_named():
         )
     with pytest.raises(KernelUnavailable, match=r"impl='cuda' cannot run here \(cuda: the tensors are on cpu\)"):
         densify_plan(mask, mask, mask, impl="cuda")
+
+
+def test_without_numba_the_reference_steps_in(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    choice = densify_choice(torch.zeros(1))
+    assert choice.impl == "reference" and choice.against["cpu"] == "numba is not installed"

@@ -12,7 +12,7 @@ from block_host import Host, check_compiles
 from hotlap.base.errors import ConfigError, KernelUnavailable, ShapeError
 from hotlap.kernels import launch as launching
 from hotlap.kernels.agreement import disagreements, in_float64, outputs_and_grads
-from hotlap.kernels.ssim import cuda
+from hotlap.kernels.ssim import cpu, cuda
 from hotlap.kernels.ssim.buffers import allocate
 from hotlap.kernels.ssim.cases import REAL, SMALL, TOLERANCES, SsimCase, run_loss
 from hotlap.kernels.ssim.op import IMPLS, l1_ssim, l1_ssim_choice, l1_ssim_grad, make_buffers, ssim
@@ -189,3 +189,9 @@ def test_no_pixels_and_wrong_buffers_are_named():
 )
 def test_cuda_says_what_it_cannot_do(image, target, channels, reason):
     assert cuda.why_not(torch.device("cuda"), image, target, channels) == reason
+
+
+def test_without_numba_the_reference_steps_in(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    choice = l1_ssim_choice(torch.zeros(1, 4, 4, 3), torch.zeros(1, 4, 4, 3))
+    assert choice.impl == "reference" and choice.against["cpu"] == "numba is not installed"

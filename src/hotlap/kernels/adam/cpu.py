@@ -56,26 +56,22 @@ def _run(
 ) -> None:  # fmt: skip
     from hotlap.kernels.adam.cpu_kernels import adam_step_kernel
 
-    behind, kind = missed.clamp(min=0).double(), state.lrs.dtype
-    decays = torch.stack([torch.exp(behind * log(beta)) for beta in (config.beta1, config.beta2)], dim=1)
-    lazy = config.mode == "lazy"
-    last = state.last.double() if lazy else torch.zeros(state.num_rows, dtype=torch.float64)
-    at_last = config.eps * torch.sqrt(-torch.expm1(last * log(config.beta2)))
-    decays = torch.cat([decays, at_last[:, None]], dim=1).to(kind)
+    lazy, kind = config.mode == "lazy", state.lrs.dtype
+    behind = missed[: len(state.last)].clamp(min=0).double()  # none, unless lazy
+    decays = [torch.exp(behind * log(beta)) for beta in (config.beta1, config.beta2)]
+    at_last = config.eps * torch.sqrt(-torch.expm1(state.last.double() * log(config.beta2)))
+    decays_and_eps = torch.stack([*decays, at_last], dim=1).to(kind)
     betas = torch.tensor([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], dtype=kind)
     root2 = sqrt(-expm1(now * log(config.beta2)))
     for n, param in enumerate(state.params):
         rate = state.lrs[n].item() / -expm1(now * log(config.beta1))
         numbers = torch.tensor([rate, root2, config.eps], dtype=kind)
-        moves = history[n][(state.last % WINDOW).long()] if lazy else torch.zeros(state.num_rows, dtype=kind)
-        flat = [
-            t.reshape(state.num_rows, prod(param.shape[1:]))
-            for t in (param, param if grads is None else grads[n].detach())
-        ]
-        means = [t.view(flat[0].shape) for t in (state.first[n], state.second[n])]
-        none = torch.zeros(flat[0].shape[1:], dtype=kind)
-        given = (*flat, none, *means, missed, seen, moves, decays, betas, numbers)
-        in_threads(adam_step_kernel, state.num_rows, *(t.contiguous().numpy() for t in given), grads is None)
+        moves = history[n][(state.last % WINDOW).long()] if lazy else betas[:0]
+        width = prod(param.shape[1:])
+        grad = param if grads is None else grads[n].detach().contiguous()
+        flat = [t.view(-1) for t in (param, grad, torch.zeros(width, dtype=kind), state.first[n], state.second[n])]
+        given = (*flat, missed, seen, moves, decays_and_eps, betas, numbers)
+        in_threads(adam_step_kernel, state.num_rows, width, *(t.numpy() for t in given), grads is None)
     if lazy:
         state.last[missed >= 0] = now
 

@@ -31,18 +31,31 @@ def _step(param, grad, first, second, betas, rate, root2, eps):
 
 
 @njit(**FAST)
-def adam_step_kernel(begin, stop, param, grad, none, first, second, missed, seen, moves, decays, betas, numbers, flush):
-    """Rows ``begin`` to ``stop`` of a parameter [N, D].
+def adam_step_kernel(
+    begin, stop, width, param, grad, none, first, second, missed, seen, moves, decays, betas, numbers, flush
+):
+    """Rows ``begin`` to ``stop`` of a parameter, all numbers in one row; a row has ``width`` of them.
 
     ``missed`` [N] is how many steps a row is behind, -1 for one to leave alone; ``moves`` [N] how far they take it, and
-    ``decays`` [N, 3] what they do to its means, and the eps of its last step.
+    ``decays`` [N, 3] what they do to its means, and the eps of its last step. Neighbours with gradients are stepped
+    together: short rows alone would keep the processor's wide instructions idle.
     """
     rate, root2, eps = numbers[0], numbers[1], numbers[2]
-    for row in range(begin, stop):
+    row = begin
+    while row < stop:
         if missed[row] < 0:
+            row += 1
             continue
-        if missed[row] > 0:
-            decay1, decay2, at = decays[row, 0], decays[row, 1], decays[row, 2]
-            _catch_up(param[row], first[row], second[row], moves[row], decay1, decay2, at)
+        end = row
+        while end < stop and missed[end] >= 0 and seen[end] == seen[row]:
+            if missed[end] > 0:
+                a, b = end * width, (end + 1) * width
+                d1, d2, at = decays[end, 0], decays[end, 1], decays[end, 2]
+                _catch_up(param[a:b], first[a:b], second[a:b], moves[end], d1, d2, at)
+            end += 1
+            if not seen[row]:
+                break  # there is but one row of zeros
+        a, b = row * width, end * width
         if not flush:
-            _step(param[row], grad[row] if seen[row] else none, first[row], second[row], betas, rate, root2, eps)
+            _step(param[a:b], grad[a:b] if seen[row] else none, first[a:b], second[a:b], betas, rate, root2, eps)
+        row = end
