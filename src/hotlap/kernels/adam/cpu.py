@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import expm1, log, prod, sqrt
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,14 +27,14 @@ def why_not(state: AdamState) -> str:
 
 def step(state: AdamState, grads: Sequence[Tensor], config: AdamConfig, visible: Tensor | None = None) -> None:
     """Makes one step in place; ``adam_step_ref`` says which."""
-    now = int(state.step) + 1
-    seen = torch.ones(state.num_rows, dtype=torch.bool) if visible is None else visible.bool()
-    missed = torch.zeros(state.num_rows, dtype=torch.int32)
+    now, num = int(state.step) + 1, state.num_rows
+    seen = np.ones(num, np.bool_) if visible is None else visible.bool().numpy()
+    missed = np.zeros(num, np.int32)
     if config.mode == "selective":
         missed[~seen] = -1
     if config.mode == "lazy":
-        due = torch.arange(state.num_rows) // BLOCK % WINDOW == now % WINDOW
-        missed = torch.where(seen | due, now - 1 - state.last, -1)
+        due = np.arange(num) // BLOCK % WINDOW == now % WINDOW
+        missed = np.where(seen | due, now - 1 - state.last.numpy(), -1).astype(np.int32)
     _run(state, grads, config, now, missed, seen, state.history[now & 1])
     state.step.fill_(now)
     if config.mode == "lazy":
@@ -44,36 +46,34 @@ def flush(state: AdamState, config: AdamConfig) -> None:
     if config.mode != "lazy":
         return
     now = int(state.step)
-    missed = now - state.last
+    missed = now - state.last.numpy()
     missed[missed == 0] = -1
-    seen = torch.zeros(state.num_rows, dtype=torch.bool)
+    seen = np.zeros(state.num_rows, np.bool_)
     _run(state, None, config, now, missed, seen, state.history[(now + 1) & 1])
 
 
 def _run(
-    state: AdamState, grads: Sequence[Tensor] | None, config: AdamConfig, now: int, missed: Tensor, seen: Tensor,
+    state: AdamState, grads: Sequence[Tensor] | None, config: AdamConfig, now: int, missed: Any, seen: Any,
     history: Tensor,  # [G, 256]
 ) -> None:  # fmt: skip
     from hotlap.kernels.adam.cpu_kernels import adam_step_kernel
 
-    lazy, kind = config.mode == "lazy", state.lrs.dtype
-    behind = missed[: len(state.last)].clamp(min=0).double()  # none, unless lazy
-    decays = [torch.exp(behind * log(beta)) for beta in (config.beta1, config.beta2)]
-    at_last = config.eps * torch.sqrt(-torch.expm1(state.last.double() * log(config.beta2)))
-    decays_and_eps = torch.stack([*decays, at_last], dim=1).to(kind)
-    betas = torch.tensor([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2], dtype=kind)
+    lazy, last = config.mode == "lazy", state.last.numpy()
+    decays = np.array([config.beta1, config.beta2]) ** np.arange(WINDOW + 1)[:, None]
+    betas = np.array([config.beta1, config.beta2, 1 - config.beta1, 1 - config.beta2])
+    tables = [table.astype(np.float32) for table in (decays, betas)]
     root2 = sqrt(-expm1(now * log(config.beta2)))
     for n, param in enumerate(state.params):
         rate = state.lrs[n].item() / -expm1(now * log(config.beta1))
-        numbers = torch.tensor([rate, root2, config.eps], dtype=kind)
-        moves = history[n][(state.last % WINDOW).long()] if lazy else betas[:0]
+        numbers = np.array([rate, root2, config.eps, log(config.beta2)], np.float32)
+        moves = history[n].numpy() if lazy else tables[1]
         width = prod(param.shape[1:])
         grad = param if grads is None else grads[n].detach().contiguous()
-        flat = [t.view(-1) for t in (param, grad, torch.zeros(width, dtype=kind), state.first[n], state.second[n])]
-        given = (*flat, missed, seen, moves, decays_and_eps, betas, numbers)
-        in_threads(adam_step_kernel, state.num_rows, width, *(t.numpy() for t in given), grads is None)
+        flat = [t.view(-1) for t in (param, grad, torch.zeros(width), state.first[n], state.second[n])]
+        given = (*(t.numpy() for t in flat), missed, seen, last, moves, *tables, numbers, grads is None)
+        in_threads(adam_step_kernel, state.num_rows, width, *given)
     if lazy:
-        state.last[missed >= 0] = now
+        last[missed >= 0] = now
 
 
 def _extend_history(state: AdamState, config: AdamConfig, now: int) -> None:

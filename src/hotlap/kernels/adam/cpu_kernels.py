@@ -32,15 +32,15 @@ def _step(param, grad, first, second, betas, rate, root2, eps):
 
 @njit(**FAST)
 def adam_step_kernel(
-    begin, stop, width, param, grad, none, first, second, missed, seen, moves, decays, betas, numbers, flush
+    begin, stop, width, param, grad, none, first, second, missed, seen, last, moves, decays, betas, numbers, flush
 ):
     """Rows ``begin`` to ``stop`` of a parameter, all numbers in one row; a row has ``width`` of them.
 
-    ``missed`` [N] is how many steps a row is behind, -1 for one to leave alone; ``moves`` [N] how far they take it, and
-    ``decays`` [N, 3] what they do to its means, and the eps of its last step. Neighbours with gradients are stepped
+    ``missed`` [N] is how many steps a row is behind, -1 for one to leave alone. ``moves`` [256] is how far they take a
+    row, by its last step, and ``decays`` [257, 2] what they do to its means. Neighbours with gradients are stepped
     together: short rows alone would keep the processor's wide instructions idle.
     """
-    rate, root2, eps = numbers[0], numbers[1], numbers[2]
+    rate, root2, eps, log_beta2 = numbers[0], numbers[1], numbers[2], float(numbers[3])
     row = begin
     while row < stop:
         if missed[row] < 0:
@@ -50,8 +50,9 @@ def adam_step_kernel(
         while end < stop and missed[end] >= 0 and seen[end] == seen[row]:
             if missed[end] > 0:
                 a, b = end * width, (end + 1) * width
-                d1, d2, at = decays[end, 0], decays[end, 1], decays[end, 2]
-                _catch_up(param[a:b], first[a:b], second[a:b], moves[end], d1, d2, at)
+                d1, d2 = decays[missed[end], 0], decays[missed[end], 1]
+                eps_then = eps * np.float32(np.sqrt(-np.expm1(last[end] * log_beta2)))
+                _catch_up(param[a:b], first[a:b], second[a:b], moves[last[end] % moves.size], d1, d2, eps_then)
             end += 1
             if not seen[row]:
                 break  # there is but one row of zeros
