@@ -344,6 +344,22 @@ def measure(job: str) -> Iterator[dict[str, Any]]:
         yield _part("overflow", lambda: {"overflowed": ours.kernels.overflowed(torch.device("cuda", 0))})
     for name, run in ways.items():
         yield _part("profile", lambda name=name, run=run: {"of": name, "ms": profiled(run, v_colors)})
+    if job == "1M":
+        yield _part("pixels", lambda: by_pixels(ours, v_colors))
+
+
+def by_pixels(ours: Ours, v_colors: Any) -> dict[str, Any]:
+    """What the blending kernels take with one, two and four pixels a thread."""
+    chosen = ours.kernels._variant
+    found: dict[str, dict[str, float]] = {}
+    try:
+        for pixels in (1, 2, 4):
+            ours.kernels._variant = lambda *given, pixels=pixels: dataclasses.replace(chosen(*given), pixels=pixels)
+            times = profiled(ours.run, v_colors)
+            found[str(pixels)] = {name: ms for name, ms in times.items() if "blend" in name}
+    finally:
+        ours.kernels._variant = chosen
+    return {"ms": found}
 
 
 def work(job: str) -> None:
@@ -408,8 +424,8 @@ def speed_ups(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
             if finding["part"] in ("forward", "forward+backward") and "ms" in finding:
                 middle = {name: statistics.median(ms) for name, ms in finding["ms"].items()}
                 theirs = min(ms for name, ms in middle.items() if name.startswith("gsplat"))
-                mine = ", ".join(f"{theirs / middle[n]:.2f} x as {n}" for n in ("ours", "ours graph") if n in middle)
-                yield f"{job} {finding['part']}: gsplat {theirs:.3f} ms, {mine}"
+                mine = ", ".join(f"{n} {theirs / middle[n]:.2f} x" for n in ("ours", "ours graph") if n in middle)
+                yield f"{job} {finding['part']}: gsplat {theirs:.3f} ms; {mine} as fast"
 
 
 def main() -> None:

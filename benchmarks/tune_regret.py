@@ -116,7 +116,7 @@ def one_target(
 ) -> dict[str, Any]:
     """The tuner, the grid, and both choices in turn."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Nursery(COMPILERS if compiled else ()) as nursery:
+    with tempfile.TemporaryDirectory() as folder, Nursery(COMPILERS) as nursery:
         common = {**given, "batches": batches, "budget": budget, "store": False, "runs": Path(folder)}
         about = describe(TuneConfig(**common), nursery)
         on_cpu = small or not about.num_cuda

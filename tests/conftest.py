@@ -177,6 +177,7 @@ def jobs_in_process(monkeypatch):
     from hotlap.measure.process import freeze_error, quiet, revive_error
     from hotlap.records.codec import encode
     from hotlap.tools.bench import run, self_test
+    from hotlap.tools.export import export
     from hotlap.tools.loader import loader
     from hotlap.tools.tune import lab, tune, verify
 
@@ -193,7 +194,8 @@ def jobs_in_process(monkeypatch):
         return json.loads(json.dumps(encode(answer), allow_nan=False))
 
     monkeypatch.setattr(Nursery, "_open", lambda self, modules: None)
-    for module in (run, sys_module(self_test), sys_module(loader), sys_module(tune), fingerprint, lab, verify):
+    tools = [sys_module(tool) for tool in (self_test, export, loader, tune)]
+    for module in (run, *tools, fingerprint, lab, verify):
         monkeypatch.setattr(module, "run_job", run_job)
     return done
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hotlap.api import compare as compare
     from hotlap.api import doctor as doctor
     from hotlap.api import estimate_memory as estimate_memory
+    from hotlap.api import export as export
+    from hotlap.api import lap as lap
     from hotlap.api import loader as loader
     from hotlap.api import loader_settings as loader_settings
     from hotlap.api import profile as profile
@@ -40,8 +42,10 @@ _PUBLIC = {
     "compare": "hotlap.api:compare",
     "doctor": "hotlap.api:doctor",
     "estimate_memory": "hotlap.api:estimate_memory",
+    "export": "hotlap.api:export",
     "profile": "hotlap.api:profile",
     "quicktest": "hotlap.api:quicktest",
+    "lap": "hotlap.api:lap",
     "loader": "hotlap.api:loader",
     "loader_settings": "hotlap.api:loader_settings",
     "report": "hotlap.api:report",

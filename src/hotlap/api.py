@@ -38,6 +38,20 @@ def bench(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: 
     return tool(resolved.config, emit, sources=resolved.sources)
 
 
+def lap(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """The whole round for ``target``: health, profile, search, proof, report; ``resume="latest"`` goes on with one.
+
+    >>> record = hotlap.lap("unet", mode="infer", quick=True)
+    >>> record.verdict.headline, record.extra["lap"]["table"], record.extra["lap"]["paste"]
+    """
+    from hotlap.tools.lap import LapConfig
+    from hotlap.tools.lap import lap as run
+
+    given = {"target": target_name(target), **settings} if target else settings
+    resolved = resolve(LapConfig, _layers(LapConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def loader(target: str | Callable[..., Any], *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """The loader settings that ``target`` needs here; ``record.extra["loader"]["arguments"]`` are DataLoader's."""
     from hotlap.tools.loader import LoaderConfig
@@ -128,6 +142,20 @@ def tune(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settin
     return run(resolved.config, emit, sources=resolved.sources)
 
 
+def export(target: str | Callable[..., Any], out: str | Path, *, emit: Emit = ignore, **settings: Any) -> RunRecord:
+    """``target`` in forms for production, in the folder ``out``; only those that gave the right answer are there.
+
+    >>> record = hotlap.export("unet", "deploy", formats=("aoti", "onnx"), weights="runs/unet/.../step-....pt")
+    >>> record.extra["export"]["forms"]
+    """
+    from hotlap.tools.export import ExportConfig
+    from hotlap.tools.export import export as run
+
+    given = {"target": target_name(target), "out": out, **settings}
+    resolved = resolve(ExportConfig, _layers(ExportConfig, given))
+    return run(resolved.config, emit, sources=resolved.sources)
+
+
 def profile(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **settings: Any) -> RunRecord:
     """Where the time of a step of ``target`` goes; with ``trace=[...]`` that of traces which are there already.
 
@@ -172,7 +200,7 @@ def quicktest(target: str | Callable[..., Any] = "", *, emit: Emit = ignore, **s
 
 
 def report(records: str | Path | Sequence[str | Path], *, emit: Emit = ignore, **settings: Any) -> Path:
-    """One HTML page drawn from records; its path."""
+    """A report drawn from records, one HTML page unless ``formats`` says otherwise; the path of its first form."""
     from hotlap.tools.report import ReportConfig
     from hotlap.tools.report import report as run
 

@@ -134,6 +134,15 @@ def test_the_reference_has_the_gradients_of_central_differences(case, name):
     torch.testing.assert_close((totals[0] - totals[1]) / 2e-6, along, rtol=1e-5, atol=1e-5 * along.abs().item())
 
 
+def test_the_reference_does_not_depend_on_how_many_pixels_it_takes_at_once(monkeypatch):
+    case = replace(PLAIN, options=EVERYTHING)
+    run = run_probed(partial(splat, impl="reference"), case, torch.ones(2, 19, 26, dtype=torch.bool))
+    whole = outputs_and_grads(run, with_probes(case, case.make(CPU)))
+    monkeypatch.setattr(reference, "CHUNK", 40 * 100)
+    parts = outputs_and_grads(run, with_probes(case, case.make(CPU)))
+    assert disagreements(parts, whole, 1e-12) == {}
+
+
 def test_the_harmonics_are_orthonormal_with_the_signs_of_splat_files():
     """On the sphere, by Gauss's quadrature in z and even steps around it, which are exact for such polynomials."""
     import numpy as np
@@ -197,6 +206,7 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
 
 
 def test_the_cpu_gives_the_same_bits_for_any_number_of_threads():
+    pytest.importorskip("numba")
     case = SplatCase(splats=3000, width=120, height=90, size=0.05, background=True, options=EVERYTHING)
     found = []
     for threads in (1, 2, 5):

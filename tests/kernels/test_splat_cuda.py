@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,11 +32,11 @@ PLAIN = Variant(channels=2, depth=False, sh_degree=None)
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     """A function that has the kernels of a variant, less some statement, as a library for the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
 
     @cache
     def build(variant: Variant, way: str, without: str = "") -> ctypes.CDLL:
+        if shutil.which("g++") is None:
+            pytest.skip("no g++")
         folder = tmp_path_factory.mktemp("splat")
         kernels = [Path(cuda.__file__).with_name(name) for name in cuda.SOURCES[way] if name != "primitives.cuh"]
         files = [HERE / "fibres.hpp", HERE / "splat_host.hpp", *kernels, HERE / "splat_host.cpp"]
@@ -128,7 +129,8 @@ def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
     ranges = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32)
     found = torch.full((total,), -1, dtype=torch.int32)
     right = [sorted(keys[a:b].tolist()) for a, b in pairwise(ranges.tolist())]
-    frame = {"keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
+    order = torch.arange(len(counts), dtype=torch.int32).flip(0).contiguous()
+    frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     cuda._launch(PLAIN, "splat_sort_kernel", (len(counts), 1), cuda.pack_frame(frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
@@ -145,6 +147,26 @@ def test_sorts_lists_of_every_length(on_host):
 def test_a_missing_barrier_of_the_sort_is_seen(on_host):
     on_host(without="        block_barrier();\nUNROLL")
     assert any(found != wanted for found, wanted in sort_lists([2048, 2048]))
+
+
+@pytest.mark.parametrize(("num_tiles", "capacity"), [(6, 10**6), (3000, 10**6), (3000, 4000)])
+def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity, on_host):
+    on_host()
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 9, (num_tiles,), generator=generator, dtype=torch.int32)
+    counts[[2, num_tiles - 1]] = 500
+    starts = torch.tensor([0, *counts.cumsum(0)]).clamp(max=capacity)
+    frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity} | {
+        "cursors": counts.clone(), "needed": cuda._needed(CPU), "told": torch.zeros(1, dtype=torch.int32),
+        "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
+        "order": torch.full((num_tiles,), -1, dtype=torch.int32),
+    }  # fmt: skip
+    cuda._launch(PLAIN, "splat_scan_kernel", (1, 1), cuda.pack_frame(frame), CPU)
+    total = int(counts.sum())
+    assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
+    assert frame["told"].tolist() == [total] and frame["needed"].tolist() == [total, total if total > capacity else 0]
+    assert frame["order"].tolist()[:2] == [2, num_tiles - 1]
+    assert frame["order"].sort().values.tolist() == list(range(num_tiles))
 
 
 def one_large_splat() -> tuple[SplatCase, object]:
@@ -181,6 +203,45 @@ def test_a_captured_frame_with_too_little_room_says_so(on_host, monkeypatch):
         patch.setattr(cuda, "_capturing", lambda device: True)
         assert torch.equal(cuda.forward(splats, case.view).colors, whole.colors)
     assert not cuda.overflowed(CPU)
+
+
+def test_frames_are_kept_until_their_gradients_are_asked_for(on_host, device):
+    if device.type == "cpu":
+        on_host()
+    case = SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, options={"raw": True})
+    scenes = [as_splats(replace(case, width=width).make(device)) for width in (37, 38)]
+    views = [replace(case, width=width).view for width in (37, 38)]
+    drawn = [cuda.forward(splats, view) for splats, view in zip(scenes, views, strict=True)]
+    for splats, view, frame in reversed(list(zip(scenes, views, drawn, strict=True))):
+        given = (torch.ones_like(frame.colors), torch.ones_like(frame.alphas), None, frozenset({"means", "colors"}))
+        got = cuda.backward(splats, view, frame, *given)
+        want = reference.backward(splats, view, frame, *given)
+        assert max(relative_errors(dict(sorted(got.items())), dict(sorted(want.items()))).values()) < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_replayed_graph_draws_and_differentiates_what_it_is_given():
+    card = torch.device("cuda", torch.cuda.current_device())
+    case = SplatCase(splats=997, width=100, height=70, size=0.05, options={"sh_degree": 3, "raw": True})
+    splats, view, needs = as_splats(case.make(card)), case.view, frozenset({"means", "colors"})
+    v_colors, v_alphas = torch.randn(1, 70, 100, 3, device=card), torch.randn(1, 70, 100, 1, device=card)
+
+    def step() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        drawn = cuda.forward(splats, view)
+        return drawn.colors, cuda.backward(splats, view, drawn, v_colors, v_alphas, None, needs)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        colors, grads = step()
+    splats.viewmats[0, 0, 3] += 0.05
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not cuda.overflowed(card)
+    fresh, fresh_grads = step()
+    assert torch.equal(colors, fresh)
+    assert max(relative_errors(grads, fresh_grads).values()) < 1e-4
 
 
 @pytest.mark.parametrize(

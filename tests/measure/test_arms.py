@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, cpu_candidates, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, cpu_candidates, parse_arm, refuse_batch
 
 compiles = st.sampled_from(["", *COMPILE_MODES])
 cpu_arms = st.builds(
@@ -17,6 +17,7 @@ cpu_arms = st.builds(
     channels_last=st.booleans(),
     compile=compiles,
     threads=st.integers(0, 256),
+    batch=st.integers(0, 4096),
     fused=st.booleans(),
 )
 cuda_arms = st.builds(
@@ -58,6 +59,9 @@ def test_the_order_of_options_does_not_matter(spec, rng):
         ("cuda:channels_last+bf16", "cuda:bf16+channels_last"),
         ("cpu:", "cpu"),
         ("cpu:threads=2", "cpu:threads=2"),
+        ("cuda:batch=32+bf16", "cuda:bf16+batch=32"),
+        ("cpu:onnx+threads=2", "cpu:threads=2+onnx"),
+        ("cuda:aoti+bf16", "cuda:bf16+aoti"),
     ],
 )
 def test_equal_arms_have_one_name(text, name):
@@ -74,6 +78,7 @@ def test_equal_arms_have_one_name(text, name):
         ("cpu:bf16=1", "unknown option 'bf16=1'"),
         ("cpu:compile=fast", "compile='fast' in arm 'cpu:compile=fast' is not a mode"),
         ("cpu:threads=0", "threads='0'"),
+        ("cpu:batch=-4", "batch='-4'"),
         ("cpu:threads=many", "threads='many'"),
         ("cpu:tf32", "tf32 works on cuda only"),
         ("cpu:graph", "graph works on cuda only"),
@@ -86,6 +91,10 @@ def test_equal_arms_have_one_name(text, name):
         ("cpu:tuned+bf16", "tuned stands alone"),
         ("cpu:1", "cpu has no index"),
         ("cuda:bf16+fp16", "precision cannot be both 'bf16' and 'fp16'"),
+        ("cpu:onnx+aoti", "form cannot be both 'onnx' and 'aoti'"),
+        ("cpu:aoti+compile", "compile has no meaning for aoti"),
+        ("cuda:graph+exported", "graph has no meaning for exported"),
+        ("cpu:channels_last+onnx", "channels_last has no meaning for onnx"),
     ],
 )
 def test_what_would_silently_do_nothing_is_refused(text, words):
@@ -107,3 +116,8 @@ def test_the_race_tries_what_can_matter_on_this_machine():
         "cpu:bf16+channels_last",
     ]
     assert len(names(has_convolutions=True, fast_bf16=True, can_compile=True)) == 8
+
+
+def test_an_arm_with_its_own_batch_is_refused_where_a_flag_sets_it():
+    with pytest.raises(UsageError, match=r"arm 'cuda:batch=32': batch=32 works in a bench only.*--batch"):
+        refuse_batch(parse_arm("cuda:batch=32"), "--batch")

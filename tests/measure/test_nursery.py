@@ -16,11 +16,11 @@ import pytest
 
 from hotlap.base.errors import OutOfMemory, TargetError, WorkerDied
 from hotlap.measure import nursery as nursery_module
-from hotlap.measure.nursery import Nursery, can_fork
+from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
 from hotlap.measure.nursery_main import unfit
 from hotlap.measure.process import NurseryGone, run_job, worker_environment
 
-pytestmark = [pytest.mark.skipif(not can_fork(), reason="fresh processes only"), pytest.mark.usefixtures("no_hang")]
+pytestmark = pytest.mark.skipif(not can_fork(), reason="fresh processes only")
 LINEAR = """
 from torch import nn
 def make():
@@ -34,7 +34,7 @@ def nest():
     with pytest.MonkeyPatch.context() as patch:
         environment = worker_environment()
         patch.setattr(nursery_module, "worker_environment", lambda: dict(environment))
-        with Nursery() as nursery:
+        with Nursery(COMPILERS[:1]) as nursery:
             yield nursery
 
 
@@ -42,7 +42,7 @@ def nest():
 def describe(tmp_path):
     """Describes a target given as source, by a nursery."""
 
-    def run(source, nursery, *, timeout_s=50.0):
+    def run(source, nursery, *, timeout_s=120.0):
         file = tmp_path / "target_under_test.py"
         file.write_text(source)
         job = {"job": "describe", "target": f"{file}:make", "options": {}, "inputs": ["4"], "seed": 0, "mode": "train"}
@@ -64,10 +64,9 @@ def test_a_forked_worker_answers_what_a_fresh_one_does(describe, nest):
 def test_every_forked_worker_has_the_device_for_itself(device, nest, tmp_path):
     (tmp_path / "net.py").write_text(LINEAR)
     arm = "cuda" if device.type == "cuda" else "cpu:threads=1"
-    timing = {"batch": 4, "seconds": 0.01, "warmup_seconds": 0.01, "tail": 0}
-    what = {"target": f"{tmp_path / 'net.py'}:make", "inputs": ["4"], "seed": 0, "mode": "train", "arm": arm}
-    job = {"job": "trial", **what, **timing}
-    found = [run_job(job, timeout_s=50, nursery=nest) for _ in range(2)]
+    job = {"job": "trial", "target": f"{tmp_path / 'net.py'}:make", "inputs": ["4"], "seed": 0, "mode": "train",
+           "arm": arm, "batch": 4, "seconds": 0.01, "warmup_seconds": 0.01, "tail": 0}  # fmt: skip
+    found = [run_job(job, timeout_s=120, nursery=nest) for _ in range(2)]
     assert all(min(one["wall_ms"]) > 0 for one in found) and nest.notes == []
 
 

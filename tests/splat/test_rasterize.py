@@ -54,6 +54,72 @@ def test_it_is_the_kernel_with_the_arguments_of_gsplat(device):
     assert (meta["tile_size"], meta["tile_width"], meta["tile_height"]) == (16, 3, 2)
 
 
+def on_the_axis(device, depths, opacities, colors):
+    """Splats of 0.1 one behind the other before a camera that looks at them through the middle of pixel 4, 4."""
+    num = len(depths)
+    return {
+        "means": torch.tensor([[0.0, 0.0, z] for z in depths], device=device),
+        "quats": torch.tensor([[2.0, 0, 0, 0]], device=device).expand(num, 4),
+        "scales": torch.full((num, 3), 0.1, device=device),
+        "opacities": torch.tensor(opacities, device=device),
+        "colors": torch.tensor(colors, device=device),
+        "viewmats": torch.eye(4, device=device)[None],
+        "Ks": torch.tensor([[[8.0, 0, 4.5], [0, 8.0, 4.5], [0, 0, 1]]], device=device),
+        "backgrounds": torch.tensor([[0.0, 0.0, 1.0]], device=device),
+        "width": 9,
+        "height": 9,
+    }
+
+
+def test_two_splats_one_behind_the_other_by_hand(device):
+    """The nearer one, which comes second, takes half of the light, the other half of the rest."""
+    given = on_the_axis(device, [2.0, 1.0], [0.5, 0.5], [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    colors, alphas, meta = rasterize(**given, render_mode="RGB+D")
+    torch.testing.assert_close(colors[0, 4, 4].cpu(), torch.tensor([0.5, 0.25, 0.25, 0.5 * 1 + 0.25 * 2]))
+    assert alphas[0, 4, 4].item() == pytest.approx(0.75)
+    variances = torch.tensor([(8 * 0.1 / z) ** 2 + 0.3 for z in (2.0, 1.0)], device=device)
+    torch.testing.assert_close(meta["conics"][0, :, 0], 1 / variances)
+    torch.testing.assert_close(meta["conics"][0, :, 1], torch.zeros(2, device=device))
+    reach = (2 * variances * torch.tensor(0.5 * 255).log()).sqrt().ceil().int()
+    assert torch.equal(meta["radii"][0], reach[:, None].expand(2, 2))
+    left = [0.5 * (-0.5 * 2**2 / v).exp() for v in variances]
+    assert alphas[0, 4, 2].item() == pytest.approx(1 - ((1 - left[0]) * (1 - left[1])).item(), rel=1e-5)
+
+
+def test_light_ends_before_the_splat_that_would_take_the_last_of_it(device):
+    """The most one splat may take is 0.999 of it: a second leaves 1e-6, and is left out."""
+    given = on_the_axis(device, [1.0, 2.0], [1.0, 1.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    colors, alphas, _ = rasterize(**given)
+    torch.testing.assert_close(colors[0, 4, 4].cpu(), torch.tensor([0.999, 0.0, 0.001]), rtol=0, atol=1e-6)
+    assert alphas[0, 4, 4].item() == pytest.approx(0.999)
+
+
+def test_the_spread_on_the_screen_is_that_of_projected_points():
+    """A million points of a small tilted splat, through the camera one by one: within a percent of its covariance."""
+    case = SplatCase(splats=1, size=0.02, dtype=torch.float64)
+    inputs = case.make(CPU) | {"scales": torch.tensor([[0.05, 0.02, 0.01]], dtype=torch.float64)}
+    w, x, y, z = (inputs["quats"][0] / inputs["quats"][0].norm()).tolist()
+    cross = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+    rotation = torch.eye(3, dtype=torch.float64) + 2 * w * cross + 2 * cross @ cross
+    points = torch.randn(1_000_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    world = (points * inputs["scales"]) @ rotation.T + inputs["means"]
+    seen = (world @ inputs["viewmats"][0, :3, :3].T + inputs["viewmats"][0, :3, 3]) @ inputs["Ks"][0].T
+    spread = torch.cov((seen[:, :2] / seen[:, 2:]).T) + 0.3 * torch.eye(2, dtype=torch.float64)
+    xx, xy, yy = draw(inputs, case)[2]["conics"][0, 0]
+    found = torch.linalg.inv(torch.stack([torch.stack([xx, xy]), torch.stack([xy, yy])]))
+    torch.testing.assert_close(found, spread, rtol=0, atol=0.01 * spread.max().item())
+
+
+def test_constant_harmonics_are_a_colour(device):
+    case = SplatCase(splats=40, options={"sh_degree": 0})
+    inputs = case.make(device)
+    as_colors = inputs | {"colors": (0.5 + inputs["colors"][:, 0] / (2 * torch.pi**0.5)).clamp(min=0)}
+    want = draw(as_colors, case, sh_degree=None)[0]
+    torch.testing.assert_close(draw(inputs, case)[0], want, rtol=1e-5, atol=1e-5)
+    higher = inputs | {"colors": torch.cat([inputs["colors"][:, :1], torch.zeros(40, 15, 3, device=device)], dim=1)}
+    torch.testing.assert_close(draw(higher, case, sh_degree=3)[0], want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", [CASE, SH], ids=["colors", "coefficients"])
 def test_depth_comes_alone_or_behind_the_colours_accumulated_or_expected(case, device):
     inputs = case.make(device)

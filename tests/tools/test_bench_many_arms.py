@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.compared import build_arm, compare_arms, describe_comparison
 from hotlap.measure.jobs import ArmFailure
 from hotlap.records.measurement import Comparison, Measurement
-from hotlap.tools.bench.verdict import build_arm, compare_arms, describe_comparison, give_verdict
+from hotlap.tools.bench.verdict import give_verdict
 
 ARMS = ("cpu", "cpu:threads=1", "cpu:channels_last", "cpu:bf16", "cpu:compile")
 

@@ -61,6 +61,12 @@ def test_advice_is_ranked_and_each_piece_names_its_arm_and_command(tmp_path):
     assert last.gain == pytest.approx(1 / 0.94)
 
 
+def test_a_larger_batch_is_an_arm_like_the_others(tmp_path):
+    found = named(advise(case(tmp_path, training_trace())))["batch 16"]
+    assert found.arm == "cuda:batch=16"
+    assert found.command == "hotlap bench unet --mode train --batch 8 --arms cuda,cuda:batch=16"
+
+
 def test_layout_changes_that_were_seen_count_whole(tmp_path):
     trace = training_trace(steps=1)
     op = trace.op("aten::convolution", 905, 10)
@@ -157,23 +163,26 @@ def test_checked_advice_stands_beside_its_measurement(monkeypatch):
             gates = [{"arm": arm, "passed": arm != "cuda:bf16", "checks": [], "reference": "r"} for arm in job["arms"]]
             broken = [{"arm": "cuda:graph", "what": "RuntimeError at batch 8: no", "out_of_memory": False}]
             return {"gates": gates, "failures": broken}
-        times = {"cuda": [4.0, 4.2, 4.1], "cuda:bf16": [2.0], "cuda:channels_last": [8.2]}
+        times = {"cuda": [4.0, 4.2, 4.1], "cuda:bf16": [2.0], "cuda:batch=16": [8.2]}
         rows = [
             {"quantity": "wall", "unit": "ms", "arm": arm, "process": 0, "values": times[arm]} for arm in job["arms"]
         ]
         return {"measurements": rows}
 
     monkeypatch.setattr(check, "run_job", fake)
-    arms = ("cuda:bf16", "", "cuda:graph", "cuda:channels_last", "cuda:fused")
+    arms = ("cuda:bf16", "", "cuda:graph", "cuda:batch=16", "cuda:fused")
     advice = [Advice(name=a or "loader", gain=1.5, saved_ms=1.0, why="w", basis="b", arm=a) for a in arms]
     found, samples, notes = check.check_advice(advice, "cuda", {"target": "x", "batch": 8}, 9.0, ignore)
+    # Twice the samples in twice the time is no gain.
     assert [(a.measured, a.right) for a in found] == [
-        (pytest.approx(2.05), False), (None, None), (None, None), (pytest.approx(0.5), True), (None, None),
+        (pytest.approx(2.05), False), (None, None), (None, None), (pytest.approx(1.0), True), (None, None),
     ]  # fmt: skip
     assert notes == ["cuda:graph could not be checked: RuntimeError at batch 8: no"]
     assert len(samples) == 9
-    assert asked[0] == ("gate", ["cuda", "cuda:bf16", "cuda:graph", "cuda:channels_last"])
-    assert asked[1:] == [("timing", ["cuda", "cuda:bf16", "cuda:channels_last"])] * 3
+    assert asked[0] == ("gate", ["cuda", "cuda:bf16", "cuda:graph", "cuda:batch=16"])
+    assert asked[1:] == [("timing", ["cuda", "cuda:bf16", "cuda:batch=16"])] * 3, (
+        "twice the samples in twice the time: 1.0"
+    )
 
 
 def test_advice_without_arms_is_not_checked_and_it_is_said():

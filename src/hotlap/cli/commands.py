@@ -67,6 +67,14 @@ def run_bench(request: Request) -> int:
     return _run_tool(request, self_test if request.resolved.config.self_test else bench)
 
 
+def run_lap(request: Request) -> int:
+    from hotlap.tools.lap import lap, preview
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, lap)
+
+
 def run_loader(request: Request) -> int:
     from hotlap.tools.loader import loader
 
@@ -114,17 +122,26 @@ def run_tune(request: Request) -> int:
     return _exit_code(record)
 
 
+def run_export(request: Request) -> int:
+    from hotlap.tools.export import export, preview
+
+    if request.common.dry_run:
+        return _dry_run(request, preview(request.resolved.config))
+    return _run_tool(request, export)
+
+
 def run_report(request: Request) -> int:
-    from hotlap.tools.report import report
+    from hotlap.tools.report import report_files
 
     if request.common.dry_run:
         return _dry_run(request, [])
     with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door:
-        path = report(request.resolved.config, door)
+        files = report_files(request.resolved.config, door)
+    paths = {name: str(path) for name, path in files.items()}
     if request.common.json:
-        _print_json({"report": str(path)})
+        _print_json({"report": next(iter(paths.values())), "files": paths})
     else:
-        _print_text(str(path))
+        _print_text("\n".join(paths.values()))
     return EXIT_OK
 
 

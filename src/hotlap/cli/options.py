@@ -92,6 +92,8 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
 def _default_text(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING or field.default in (None, "", (), False):
         return ""
+    if isinstance(field.default, tuple):
+        return ",".join(str(value) for value in field.default)
     return "yes" if field.default is True else str(field.default)
 
 

@@ -30,7 +30,7 @@ COLOURS = {
     "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
     "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
     "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
-    "mismatch": "red", "profiled": "cyan", "compared": "cyan",
+    "nothing faster": "yellow", "nothing right": "red", "mismatch": "red", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class ProgressDoor:
             disable=quiet,
         )
         self._tasks: dict[str, Any] = {}
-        self._last = ""
+        self._last: dict[str, str] = {}
 
     def __enter__(self) -> ProgressDoor:
         self._progress.start()
@@ -78,12 +78,13 @@ class ProgressDoor:
             self._say_plainly(event)
         elif event.kind == "finish" and event.task in self._tasks:
             self._progress.remove_task(self._tasks.pop(event.task))
+            self._last.pop(event.task, None)
 
     def _say_plainly(self, event: Event) -> None:
         """A line for each new phase where bars cannot be drawn, such as a CI log."""
         phase = event.text.partition(":")[0]
-        if not self._quiet and not self._console.is_terminal and phase != self._last:
-            self._last = phase
+        if not self._quiet and not self._console.is_terminal and phase != self._last.get(event.task):
+            self._last[event.task] = phase
             share = f" {event.done / event.total:.0%}" if event.total else ""
             self._console.print(Text(f"{event.task}{share}: {phase}"))
 
@@ -101,6 +102,10 @@ def show_record(record: RunRecord, console: Console) -> None:
         show_quicktest(record, console)
         return
     _show_head(record, console)
+    if record.kind == "lap":
+        from hotlap.cli.show_lap import show_lap
+
+        show_lap(record, console)
     if record.kind == "loader":
         from hotlap.cli.show_loader import loader_table
 
@@ -117,7 +122,11 @@ def show_record(record: RunRecord, console: Console) -> None:
         from hotlap.cli.show_profile import show_profile
 
         show_profile(record, console)
-    if record.arms:
+    if record.kind == "export":
+        from hotlap.cli.show_export import export_table
+
+        console.print(export_table(record))
+    elif record.arms:
         console.print(_arm_table(record))
         console.print(_cost_table(record))
         _show_sides(record, console)

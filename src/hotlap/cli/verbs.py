@@ -22,6 +22,13 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "lap": Verb(
+        "all of it in one go: how fast today, what makes it faster and stays right, proof, code to paste",
+        "hotlap lap unet --for train --budget 10m",
+        "run_lap",
+        "hotlap.tools.lap:LapConfig",
+        "target",
+    ),
     "doctor": Verb(
         "does this machine really work? functional checks, each with its remedy",
         "hotlap doctor --measure",
@@ -78,9 +85,16 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.tune:TuneConfig",
         "target",
     ),
+    "export": Verb(
+        "the model for production: torch.export, AOTInductor, ONNX, TorchScript, each proved right and timed",
+        "hotlap export unet --out deploy/ --formats aoti,onnx",
+        "run_export",
+        "hotlap.tools.export:ExportConfig",
+        "target",
+    ),
     "report": Verb(
-        "draws one self-contained HTML page from records",
-        "hotlap report latest",
+        "tells the story of some records, then the evidence: HTML, PDF, LaTeX, a notebook, Markdown",
+        "hotlap report before after --format html,pdf",
         "run_report",
         "hotlap.tools.report:ReportConfig",
         "records",

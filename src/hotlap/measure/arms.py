@@ -12,6 +12,15 @@ from hotlap.base.errors import UsageError, did_you_mean
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 SDPA = ("math", "flash", "efficient", "cudnn")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+FORMS = {
+    "exported": "torch.export's program, saved and read back",
+    "aoti": "compiled ahead of time by AOTInductor into one library",
+    "onnx": "an ONNX file under onnxruntime",
+    "torchscript": "a TorchScript trace; torch has deprecated it",
+}
+"""What a model can be turned into for use without its source."""
+_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute")
+_NOT_IN_ONNX = ("channels_last", "sdpa", "cudnn_benchmark", "kernels")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
     "tf32": "float32 storage, TF32 tensor cores (cuda)",
@@ -20,12 +29,14 @@ OPTIONS = {
     "channels_last": "NHWC memory format",
     "compile": f"torch.compile; compile=MODE with {', '.join(COMPILE_MODES)}",
     "threads=N": "CPU threads; by default the usable physical cores (cpu)",
+    "batch=N": "its own number of samples a step, in a bench; arms are then compared by time a sample",
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
     "kernels": "the model's layers by Hotlap's own kernels, where it has them",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
     "recompute": "blocks forget their activations and compute them again in the backward pass",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
+    **{form: f"{what} (infer)" for form, what in FORMS.items()},
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
@@ -45,6 +56,8 @@ class ArmSpec:
     """A torch.compile mode; '' runs eagerly."""
     threads: int = 0
     """CPU threads; 0 means all usable cores."""
+    batch: int = 0
+    """Samples a step; 0 means the run's own."""
     cudnn_benchmark: bool = False
     fused: bool = False
     graph: bool = False
@@ -53,6 +66,8 @@ class ArmSpec:
     """Activation checkpointing, in training."""
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
+    form: str = ""
+    """One of FORMS; '' runs the model itself."""
     tuned: bool = False
     """Stands for the winner of the CPU race, put in its place before timing."""
 
@@ -63,8 +78,10 @@ class ArmSpec:
         options += ["channels_last"] if self.channels_last else []
         options += [("compile" if self.compile == "default" else f"compile={self.compile}")] if self.compile else []
         options += [f"threads={self.threads}"] if self.threads else []
+        options += [f"batch={self.batch}"] if self.batch else []
         options += [f"sdpa={self.sdpa}"] if self.sdpa else []
         options += [word for word in _SWITCHES if getattr(self, word)]
+        options += [self.form] if self.form else []
         place = self.device + (f":{self.index}" if self.index else "")
         return place + (":" + "+".join(options) if options else "")
 
@@ -106,6 +123,8 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
         return {"precision": option}
     if not equals and option in ("channels_last", *_SWITCHES):
         return {option: True}
+    if not equals and option in FORMS:
+        return {"form": option}
     if key == "sdpa":
         if value not in SDPA:
             raise UsageError(f"sdpa={value!r} in arm {text!r} is not known", remedy=did_you_mean(value, SDPA))
@@ -117,10 +136,10 @@ def _parse_option(option: str, text: str) -> dict[str, Any]:
                 f"compile={value!r} in arm {text!r} is not a mode", remedy=did_you_mean(value, COMPILE_MODES)
             )
         return {"compile": mode}
-    if key == "threads":
+    if key in ("threads", "batch"):
         if not value.isdigit() or int(value) < 1:
-            raise UsageError(f"threads={value!r} in arm {text!r} is not valid", expected="a whole number from 1")
-        return {"threads": int(value)}
+            raise UsageError(f"{key}={value!r} in arm {text!r} is not valid", expected="a whole number from 1")
+        return {key: int(value)}
     raise UsageError(f"unknown option {option!r} in arm {text!r}", remedy=did_you_mean(option, OPTIONS))
 
 
@@ -139,8 +158,41 @@ def _check(spec: ArmSpec, text: str) -> None:
         raise UsageError(f"arm {text!r}: {word} works on cpu only")
     if spec.graph and spec.compile in ("reduce-overhead", "max-autotune"):
         raise UsageError(f"arm {text!r}: compile={spec.compile} records graphs itself", expected="compile+graph")
+    lost = options_lost(spec, spec.form)
+    if lost:
+        raise UsageError(f"arm {text!r}: {lost[0]} has no meaning for {spec.form}", remedy="Leave it out")
     if spec.tuned and spec != ArmSpec(device="cpu", tuned=True):
         raise UsageError(f"arm {text!r}: tuned stands alone", expected="cpu:tuned")
+
+
+def refuse_batch(spec: ArmSpec, flag: str) -> None:
+    """Refuses an arm with a batch of its own where ``flag`` is what sets the batch."""
+    if spec.batch:
+        raise UsageError(f"arm {spec.name!r}: batch={spec.batch} works in a bench only", remedy=f"Use {flag} instead")
+
+
+def options_lost(spec: ArmSpec, form: str) -> list[str]:
+    """The options of an arm that do not survive in a form: another compiler takes over, or the file cannot say them."""
+    if not form:
+        return []
+    names = [*_NOT_IN_A_FORM, *(_NOT_IN_ONNX if form == "onnx" else ())]
+    return [name for name in names if getattr(spec, name)]
+
+
+def in_form(spec: ArmSpec, form: str) -> ArmSpec:
+    """The arm with its model in a form, without the options that are lost in it; '' gives the plain eager arm."""
+    plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(ArmSpec)}
+    lost = options_lost(spec, form) if form else _NOT_IN_A_FORM
+    kept = {name: value for name, value in spec.settings().items() if name not in lost}
+    return ArmSpec(**{**plain, **kept, "form": form})
+
+
+def check_mode(spec: ArmSpec, mode: str) -> None:
+    """Refuses to train what can only infer."""
+    if spec.form and mode == "train":
+        raise UsageError(
+            f"arm {spec.name!r} cannot be trained: {spec.form} is a form for inference", expected="--mode infer"
+        )
 
 
 def cpu_candidates(*, has_convolutions: bool, fast_bf16: bool, can_compile: bool) -> list[ArmSpec]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotlap.measure.arms import ArmSpec
@@ -48,8 +50,19 @@ class Evidence:
 class GateKeeper:
     """The float64 truth and the float32 yardstick of one workload, computed once, and the arms judged by them."""
 
-    def __init__(self, workload: Workload, *, mode: str, batch: int, steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        mode: str,
+        batch: int,
+        steps: int,
+        seed: int,
+        files: Mapping[str, Path] | None = None,
+    ) -> None:
+        """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name."""
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
+        self.files = files or {}
         plain = ArmSpec(device="cpu")
         self.truth = self._gather(self._session(plain, double=True))
         self.yardstick = self._gather(self._session(plain))
@@ -73,7 +86,8 @@ class GateKeeper:
         )
 
     def _session(self, spec: ArmSpec, *, double: bool = False) -> Session:
-        session = Session(self.workload, spec, mode=self.mode, batch=self.batch, seed=self.seed)
+        file = self.files.get(spec.name)
+        session = Session(self.workload, spec, mode=self.mode, batch=self.batch, seed=self.seed, file=file)
         zero_dropout(session.plain_model)
         if double:
             session.plain_model.double()

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hotlap.device.host import read_host
@@ -97,8 +98,14 @@ class Sweep:
     times_ms: dict[str, list[float]]
 
 
-def _workload(job: Job) -> Workload:
-    return load_target(job["target"], job.get("options"), job.get("inputs", ()))
+def workload_of(job: Job) -> Workload:
+    """The workload that a job names, with trained weights where it names those too."""
+    workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    if job.get("weights"):
+        from hotlap.measure.weights import with_weights
+
+        return with_weights(workload, Path(job["weights"]))
+    return workload
 
 
 def describe(job: Job, listen: Listen) -> Description:
@@ -107,7 +114,7 @@ def describe(job: Job, listen: Listen) -> Description:
     from hotlap.measure.recompute import find_blocks
 
     listen("loading the target", 0, 1)
-    workload = _workload(job)
+    workload = workload_of(job)
     model = workload.build_model()
     host = read_host()
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -138,7 +145,7 @@ def gate(job: Job, listen: Listen) -> Gates:
     arms = [parse_arm(name) for name in job["arms"]]
     total = len(arms) + 1
     listen("float64 reference", 0, total)
-    workload = _workload(job)
+    workload = workload_of(job)
     keeper = GateKeeper(workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"])
     gates, failures = [], []
     for done, spec in enumerate(arms, start=1):
@@ -176,9 +183,10 @@ def footprint(job: Job, listen: Listen) -> Footprint:
 
     spec = parse_arm(job["arm"])
     listen(f"memory {spec.name}", 0, 1)
-    workload = _workload(job)
+    workload = workload_of(job)
     peak = PeakMemory(torch.device(spec.torch_device))
-    session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"], worst_case=True)
+    batch = spec.batch or job["batch"]
+    session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
     first = ArmTimer(session, seed=job["seed"]).first_step_s
     for _ in range(2):
         session.step()
@@ -188,24 +196,27 @@ def footprint(job: Job, listen: Listen) -> Footprint:
 def timing(job: Job, listen: Listen) -> Timings:
     """Every arm of the job, interleaved."""
     protocol: Protocol = decode(Protocol, job["protocol"])
-    workload = _workload(job)
+    workload = workload_of(job)
     timers, failures = [], []
     labels = job.get("labels") or job["arms"]
+    files: dict[str, str] = job.get("files") or {}
     for number, (name, label) in enumerate(zip(job["arms"], labels, strict=True)):
         spec = parse_arm(name)
         listen(f"warm-up {label}", number, len(labels))
         try:
-            session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"])
+            file = Path(files[name]) if name in files else None
+            batch = spec.batch or job["batch"]
+            session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], file=file)
             timer = ArmTimer(session, seed=job["seed"], label=label)
             timer.warm_up(protocol)
             timers.append(timer)
         except Exception as error:  # noqa: BLE001 - an arm that cannot run is a row in the table, not the end
-            failures.append(failure(spec, error, job["batch"]))
+            failures.append(failure(spec, error, spec.batch or job["batch"]))
     trace: Trace = time_arms(timers, protocol, listen)
     return Timings(
         measurements=trace.measurements,
         telemetry=trace.telemetry,
-        failures=[*failures, *(failure(t.spec, e, job["batch"]) for t, e in trace.errors)],
+        failures=[*failures, *(failure(t.spec, e, t.session.batch) for t, e in trace.errors)],
         notes=trace.notes,
     )
 
@@ -214,7 +225,7 @@ def sweep(job: Job, listen: Listen) -> Sweep:
     """Host-to-host time of a step at each batch size: a few iterations, for the break-even point, not for claims."""
     batches: Sequence[int] = job["batches"]
     times: dict[str, list[float]] = {name: [] for name in job["arms"]}
-    workload = _workload(job)
+    workload = workload_of(job)
     for number, batch in enumerate(batches):
         for name in job["arms"]:
             listen(f"batch {batch} on {name}", number, len(batches))
@@ -251,6 +262,8 @@ JOBS: dict[str, Callable[[Job, Listen], Any] | str] = {
     "trial": trial,
     "fingerprint": fingerprint,
     "profile": "hotlap.measure.profiled:profile_arm",
+    "deploy": "hotlap.measure.deploy_jobs:make",
+    "reload": "hotlap.measure.deploy_jobs:reload",
     "loader": "hotlap.engine.loader_job:measure_loader",
     "watch": "hotlap.engine.verify_job:watch",
 }

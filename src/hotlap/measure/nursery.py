@@ -18,7 +18,7 @@ from hotlap.measure.process import ON_CARD, NurseryGone, worker_environment
 
 MAIN = "hotlap.measure.nursery_main"
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx")
-"""What torch.compile imports when it is first used, for searches that compile."""
+"""What torch imports only when it is first used: the former with the first optimizer, both with torch.compile."""
 READY_S = 180.0
 """A nursery that has not imported torch by then is given up."""
 LEAVE_S = 5.0

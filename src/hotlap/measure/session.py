@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import UsageError
@@ -12,7 +13,7 @@ from hotlap.device.host import read_host
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
-from hotlap.measure.arms import ArmSpec
+from hotlap.measure.arms import ArmSpec, check_mode
 from hotlap.measure.graph import GraphedStep
 from hotlap.workload import Batch, Workload
 
@@ -28,10 +29,20 @@ class Session:
     """A workload on one arm. Global switches are set by :meth:`activate`, since arms of one process take turns."""
 
     def __init__(
-        self, workload: Workload, spec: ArmSpec, *, mode: str, batch: int, seed: int, worst_case: bool = False
+        self,
+        workload: Workload,
+        spec: ArmSpec,
+        *,
+        mode: str,
+        batch: int,
+        seed: int,
+        worst_case: bool = False,
+        file: Path | None = None,
     ) -> None:
+        """``file`` is where the form of an arm such as cpu:onnx lies, or is to be put; by default it is made anew."""
         import torch
 
+        check_mode(spec, mode)
         if spec.device == "cuda":
             require_cuda(spec.index)
         self.workload, self.spec, self.mode, self.batch, self.seed = workload, spec, mode, batch, seed
@@ -49,6 +60,10 @@ class Session:
         self.batches = [self.place(b) for b in self.host_batches]
         if self.device.type == "cuda":
             self.host_batches = [map_tensors(b, lambda t: t.pin_memory()) for b in self.host_batches]
+        if spec.form:
+            from hotlap.measure.deployed import deploy
+
+            self.model = deploy(workload, self.plain_model, spec, self.batches[0], file)
         self._turn = 0
         self._graph: GraphedStep | None = None
 
@@ -107,7 +122,7 @@ class Session:
         import torch
 
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        kind = kinds.get(self.spec.precision)
+        kind = kinds.get(self.spec.precision) if not self.spec.form else None  # a form has its precision inside
         with torch.autocast(self.spec.device, dtype=kind, enabled=kind is not None), _attention(self.spec.sdpa):
             yield
 

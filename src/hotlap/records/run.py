@@ -21,6 +21,8 @@ from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement
 
 SCHEMA_VERSION = 1
 RECORD_NAME = "record.json"
+STAGES = "stages"
+"""Folder of a lap's run that holds the runs of its stages, as a ``runs`` folder of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +90,8 @@ def run_folder(root: Path, name: str) -> Path:
     raise StorageError(f"no free name under {str(root / safe)!r}")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """``path`` holds ``text`` whole, or what it held before; a failure leaves nothing behind."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
@@ -98,8 +100,8 @@ def write_atomic(path: Path, text: str) -> None:
             remedy="Free some space or choose another folder",
         ) from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
@@ -185,7 +187,7 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def resolve_run(text: str, root: Path) -> Path:
-    """The record a user means: a path, ``latest``, ``<name>`` (its newest) or ``<name>/<timestamp>``."""
+    """The record a user means: a path, ``latest``, a name (its newest), ``<name>/<timestamp>`` or ``<lap>/<stage>``."""
     if Path(text).is_file() or (Path(text) / RECORD_NAME).is_file():
         return Path(text)
     runs = list(find_runs(root))
@@ -194,9 +196,16 @@ def resolve_run(text: str, root: Path) -> Path:
     for file in runs:
         if text in (file.parent.parent.name, f"{file.parent.parent.name}/{file.parent.name}", file.parent.name):
             return file
+    head, _, stage = text.rpartition("/")
+    if head:
+        for file in runs:
+            if head in ("latest", file.parent.parent.name, f"{file.parent.parent.name}/{file.parent.name}"):
+                inside = sorted((file.parent / STAGES / stage).glob(f"*/{RECORD_NAME}"))
+                if inside:
+                    return inside[-1]
     raise RecordError(
         f"no run {text!r} under {str(root)!r}",
-        expected="a path to a record or its folder, 'latest', a name, or name/timestamp",
+        expected="a path to a record or its folder, 'latest', a name, name/timestamp, or lap/stage",
         remedy="'hotlap list runs' shows the runs that are here",
     )
 

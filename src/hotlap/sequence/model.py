@@ -71,7 +71,7 @@ class BiLSTM(nn.Module):
         gate = padding[..., None].to(x.dtype)
         x = torch.cat([x, F.pad(gate, (0, _GATE_COLUMNS - 1))], dim=2)
         weights = _gated_weights(self.lstm, layer)
-        state = x.new_zeros(2, len(x), self.lstm.hidden_size)
+        state = x.new_zeros(2, x.shape[0], self.lstm.hidden_size)
         out, _, _ = torch.lstm(x, (state, state), weights, True, 1, 0.0, self.training, True, True)
         return out
 

@@ -10,12 +10,13 @@ import pytest
 from hotlap.base.errors import ConfigError, DeviceUnavailable, UsageError
 from hotlap.base.settings import Layer, resolve
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.compared import build_arm, compare_arms, describe_comparison
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Sweep
 from hotlap.records.measurement import Gate, GateCheck, Measurement, Memory, Telemetry
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK, BenchConfig
 from hotlap.tools.bench.plan import make_plan
-from hotlap.tools.bench.verdict import build_arm, compare_arms, describe_comparison, give_verdict
+from hotlap.tools.bench.verdict import give_verdict
 
 
 def samples(arm, centre, processes=8, quantity="wall", spread=0.001):
@@ -53,6 +54,16 @@ def test_a_faster_arm_is_named_with_its_ratio():
     verdict = give_verdict(arms, {}, [found], [])
     assert (verdict.outcome, verdict.exit_code) == ("faster", 0)
     assert "cpu:bf16 is faster than cpu: 2.000x" in verdict.headline
+
+
+def test_arms_of_different_batches_are_compared_by_time_a_sample():
+    measured = samples("cpu", 10.0) + samples("cpu:batch=16", 20.0)
+    arms = rows(measured, "cpu", "cpu:batch=16")
+    (found,) = compare_arms(arms, {}, measured, 0.01)
+    assert found.ratio == pytest.approx(2.0, rel=0.01), "four times the samples of a batch of 4 in twice the time"
+    assert found.verdict == "faster"
+    assert [arm.settings["batch"] for arm in arms] == [4, 16]
+    assert arms[1].samples_per_s == pytest.approx(2 * arms[0].samples_per_s, rel=0.01)
 
 
 def test_p_values_are_corrected_over_all_arms():
@@ -227,6 +238,13 @@ def test_the_arms_by_default_answer_how_much_faster_it_is_here(given, machine, a
 def test_the_same_arm_twice_is_refused():
     with pytest.raises(UsageError, match=r"arm 'cpu:fp32' is given twice.*--self-test|arm 'cpu' is given twice"):
         make_plan(BenchConfig(target="x", arms=("cpu", "cpu:fp32")), about())
+
+
+def test_an_arm_whose_own_batch_is_that_of_the_run_is_the_same_arm():
+    with pytest.raises(UsageError, match="arm 'cpu' is given twice"):
+        make_plan(BenchConfig(target="x", arms=("cpu", "cpu:batch=6"), batch=6), about())
+    plan = make_plan(BenchConfig(target="x", arms=("cpu", "cpu:batch=12"), batch=6), about())
+    assert [arm.batch for arm in plan.arms] == [0, 12]
 
 
 def test_a_card_that_is_not_there_is_refused():

@@ -20,7 +20,7 @@ DEVICE Strip make_strip(const Frame& f) {
     Strip s;
     const int lane = thread_index() & 31, warp = thread_index() >> 5;
     const int tiles = f.tiles_x * f.tiles_y;
-    s.tile = block_index();
+    s.tile = f.order[block_index()];
     s.camera = s.tile / tiles;
     const int in_frame = s.tile - s.camera * tiles;
     const int x = in_frame % f.tiles_x * TILE + (warp & 1) * 8, y = in_frame / f.tiles_x * TILE + (warp >> 1) * STRIP_ROWS;

@@ -303,6 +303,7 @@ def _draw(
     saved = {
         "shade": floats(num_cameras, num_splats, 4 if variant.sh_degree is not None else 1),
         "ids": whole(capacity), "ranges": whole(num_cameras * num_tiles + 1),
+        "order": whole(num_cameras * num_tiles),
         "light": floats(shape), "lasts": whole(shape),
     }  # fmt: skip
     told = None if _capturing(device) else _Told.take(device)
@@ -369,7 +370,7 @@ def backward(
     if "means2d" in needs:
         names = ["means2d", *(["means2d_abs"] if view.absgrad else [])]
         found |= {name: torch.empty_like(drawn.means2d) for name in names}
-    saved = dict(zip(("shade", "ids", "ranges", "light", "lasts"), drawn.saved, strict=True))
+    saved = dict(zip(("shade", "ids", "ranges", "order", "light", "lasts"), drawn.saved, strict=True))
     gradients = {
         "v_image": v_colors.contiguous(), "v_alphas": v_alphas.contiguous(), "v_means2d": _aligned(v_means2d),
         "sums": torch.zeros(num_cameras, num_splats, variant.sums, dtype=torch.float32, device=device),

@@ -32,6 +32,7 @@ struct Frame {
     int* tiles_per_splat;      // [C, N]
     int* cursors;              // [C, tiles] pairs of a tile, then where its next pair goes
     int* ranges;               // [C, tiles, 1 more] where each tile's pairs begin
+    int* order;                // [C, tiles] in which the tiles are worked at
     u64* keys;                 // [capacity] depth and splat of each pair
     u64* keys_spare;           // [capacity]
     u32* ids;                  // [capacity] splat of each pair, tile by tile in order of depth

@@ -8,40 +8,57 @@
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
 
-// Counts become places. All in one block: there are as many numbers as tiles.
-KERNEL(SCAN_THREADS, 1)
-splat_scan_kernel(const Frame f) {
-    SHARED(int, totals, 32);
-    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
-    const int thread = thread_index(), lane = thread & 31, warp = thread >> 5;
-    const int first = thread * each, end = first + each < tiles ? first + each : tiles;
-    // Sums stop at 2^30, which is more than any capacity, so that they do not overflow.
-    const int most = 1 << 30;
-    int sum = 0;
-    for (int n = first; n < end; n++) sum = sum + f.cursors[n] < most ? sum + f.cursors[n] : most;
-    int upto = sum;
+#define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
+
+DEVICE int add_up(int a, int b) { return a + b < SCAN_MOST ? a + b : SCAN_MOST; }
+
+// The sum of `value` over the threads before this one; `all` becomes that over the block.
+DEVICE int sum_before(int value, int* by_warp, int& all) {
+    const int lane = thread_index() & 31, warp = thread_index() >> 5;
+    int upto = value;
 UNROLL
     for (int step = 1; step < 32; step <<= 1) {
-        const int other = shuffle(upto, lane - step < 0 ? lane : lane - step);
-        if (lane >= step) upto = upto + other < most ? upto + other : most;
+        const int other = shuffle(upto, lane < step ? lane : lane - step);
+        if (lane >= step) upto = add_up(upto, other);
     }
-    if (lane == 31) totals[warp] = upto;
+    const int before = shuffle(upto, lane == 0 ? 0 : lane - 1);
+    if (lane == 31) by_warp[warp] = upto;
     block_barrier();
-    int before = 0;
-    for (int n = 0; n < warp; n++) before = before + totals[n] < most ? before + totals[n] : most;
-    int at = before + upto - sum;
-    if (thread == SCAN_THREADS - 1) {
-        const int all = before + upto < most ? before + upto : most;
-        f.needed[0] = all;
-        if (all > f.capacity) raise_to(f.needed + 1, all);
-        if (f.told) *f.told = all;
-        f.ranges[tiles] = all < f.capacity ? all : f.capacity;
+    int sum = lane == 0 ? 0 : before;
+    all = 0;
+    for (int n = 0; n < SCAN_THREADS / 32; n++) {
+        if (n < warp) sum = add_up(sum, by_warp[n]);
+        all = add_up(all, by_warp[n]);
     }
+    return sum;
+}
+
+// Counts become places. All in one block: there are as many numbers as tiles. Tiles with more than twice the mean of
+// pairs are first in the order of work: one that starts late would keep the card waiting for it alone.
+KERNEL(SCAN_THREADS, 1)
+splat_scan_kernel(const Frame f) {
+    SHARED(int, pairs_by_warp, 32);
+    SHARED(int, long_by_warp, 32);
+    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
+    const int first = thread_index() * each, end = first + each < tiles ? first + each : tiles;
+    int sum = 0, all, num_long = 0, all_long;
+    for (int n = first; n < end; n++) sum = add_up(sum, f.cursors[n]);
+    int at = sum_before(sum, pairs_by_warp, all);
+    const int ordinary = all / tiles * 2 + 32;
+    for (int n = first; n < end; n++) num_long += f.cursors[n] > ordinary;
+    int longer = sum_before(num_long, long_by_warp, all_long);
     for (int n = first; n < end; n++) {
         const int count = f.cursors[n], place = at < f.capacity ? at : f.capacity;
+        f.order[count > ordinary ? longer : all_long + n - longer] = n;
+        longer += count > ordinary;
         f.cursors[n] = f.ranges[n] = place;
-        at = at + count < most ? at + count : most;
+        at = add_up(at, count);
     }
+    if (thread_index() > 0) return;
+    f.needed[0] = all;
+    if (all > f.capacity) raise_to(f.needed + 1, all);
+    if (f.told) *f.told = all;
+    f.ranges[tiles] = all < f.capacity ? all : f.capacity;
 }
 
 // Each pair to some place of its tile.
@@ -158,21 +175,17 @@ DEVICE void merge_runs(const u64* from, u64* to, int count, int run) {
 KERNEL(SORT_THREADS, 3)
 splat_sort_kernel(const Frame f) {
     SHARED(u64, exchange, SORT_MOST);
-    const int tile = block_index(), thread = thread_index();
+    const int tile = f.order[block_index()], thread = thread_index();
     const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
     for (int base = 0; base < count; base += SORT_MOST) {
         const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
+        const int busy = (some + SORT_EACH - 1) / SORT_EACH;  // threads with keys; which they are does not matter yet
         u64 key[SORT_EACH];
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {
-            const int at = i * SORT_THREADS + thread;
-            key[i] = NO_KEY;
-            if (at < some) exchange[at] = f.keys[begin + base + at];
+            const int at = i * busy + thread;
+            key[i] = thread < busy && at < some ? f.keys[begin + base + at] : NO_KEY;
         }
-        block_barrier();
-UNROLL
-        for (int i = 0; i < SORT_EACH; i++)
-            if (thread * SORT_EACH + i < some) key[i] = exchange[thread * SORT_EACH + i];
         sort_keys(key, exchange, some);
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from hotlap.kernels.splat.frame import CLAMP, MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE, Drawn, Splats, View
 
-CHUNK = 2**22
+CHUNK = 2**20
 """Pairs of a pixel and a splat that are looked at together; memory and nothing else depends on it."""
 
 
@@ -244,12 +243,29 @@ def _blend(screen: Screen, background: Tensor, view: View, probe: Tensor) -> tup
     colors, alphas = [], []
     for some in pixels.split(max(1, CHUNK // max(1, len(probe)))):
         arguments = (some, screen.means2d, screen.conics, screen.opacities, screen.colors, background, probe)
-        keep_all = not torch.is_grad_enabled() or len(some) == len(pixels)
-        found = blend_pixels(*arguments) if keep_all else checkpoint(blend_pixels, *arguments, use_reentrant=False)
+        found = blend_pixels(*arguments) if len(some) == len(pixels) else _Recomputed.apply(*arguments)
         colors.append(found[0])
         alphas.append(found[1])
     shape = (view.height, view.width, -1)
     return torch.cat(colors).view(view.height, view.width, len(background)), torch.cat(alphas).view(shape)
+
+
+class _Recomputed(torch.autograd.Function):
+    """``blend_pixels``, which keeps nothing but its inputs: what it computes on the way is computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*arguments)
+        return blend_pixels(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)]
+        with torch.enable_grad():
+            outputs = blend_pixels(*leaves)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True) if wanted else ())
+        return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 
 def pixel_centers(view: View, like: Tensor) -> Tensor:  # [H * W, 2]

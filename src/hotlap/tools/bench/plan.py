@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from hotlap.base.errors import UsageError
 from hotlap.device.probe import require_cuda
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, check_mode, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.bench.config import BenchConfig
 
@@ -36,9 +37,12 @@ def make_plan(config: BenchConfig, about: Description) -> Plan:
     """The arms asked for, or those that answer 'how much faster is it here'."""
     names = list(config.arms) or default_arms(about, config.quick)
     arms = [parse_arm(name) for name in names]
-    for arm, name in zip(arms, names, strict=True):
-        if arms.count(arm) > 1:
+    batch = config.batch or about.default_batch
+    really = [dataclasses.replace(arm, batch=arm.batch or batch) for arm in arms]
+    for arm, name, same in zip(arms, names, really, strict=True):
+        if really.count(same) > 1:
             raise UsageError(f"arm {name!r} is given twice", remedy="To time A against A, use --self-test")
+        check_mode(arm, config.mode)
         if arm.device == "cuda" and arm.index >= about.num_cuda:
             require_cuda(arm.index)
     plan = Plan(arms, [])

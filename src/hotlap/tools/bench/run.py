@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.clocks import locked_clocks
-from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads
+from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
+from hotlap.measure.compared import build_arm, compare_arms, samples_of
+from hotlap.measure.deploy_files import Made
 from hotlap.measure.jobs import ArmFailure, Description, Footprint, Gates, Sweep, Timings
 from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
@@ -25,8 +29,10 @@ from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
 from hotlap.tools.bench.plan import TUNED, Plan, make_plan
 from hotlap.tools.bench.stored import with_stored_arm
-from hotlap.tools.bench.verdict import build_arm, compare_arms, give_verdict, samples_of
+from hotlap.tools.bench.verdict import give_verdict
 
+FORMS_FOLDER = "forms"
+"""Inside the run's folder while it goes on: models in the forms that its arms name."""
 REGIME = "Inputs rotate over four batches that lie on the device; whole steps, so caches are as in use, not flushed."
 
 
@@ -98,6 +104,8 @@ class _Run:
         self.began = time.time()
         self.gates: dict[str, Gate] = {}
         self.footprints: dict[str, Footprint] = {}
+        self.files: dict[str, str] = {}
+        """Of arms such as cpu:onnx, made once and read by every process."""
         self.measurements: list[Measurement] = []
         self.telemetry: list[Telemetry] = []
         self.failures: list[ArmFailure] = []
@@ -108,19 +116,25 @@ class _Run:
         self.record = begin("bench", config.name or about.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [QUICK_GIVES_UP] if config.quick else []
+        if len({spec.batch or self.batch for spec in self.arms}) > 1:
+            self.notes.append("The arms have different batches; speed-ups are of samples a second, not of steps.")
 
     def measure(self) -> None:
         self._save()
         self.units = self.needs_race + self.config.gate + self.config.processes + len(self.context)
         self.units += len(self.arms) if self.config.memory else 0
+        self.units += sum(bool(spec.form) for spec in self.arms)
         self.units += self.config.break_even and self.crosses
         if self.needs_race:
             self._race()
             self.done += 1
         if self.config.gate:
             self._gate()
-        for spec in self._going(self.arms) if self.config.memory else []:
-            self._weigh(spec)
+        for spec in self._going(self.arms):
+            if spec.form:
+                self._make(spec)
+            elif self.config.memory:
+                self._weigh(spec)
         for process in range(self.config.processes):
             self._time(process, self._going(self.arms), f"process {process + 1} of {self.config.processes}")
             self._save()
@@ -227,7 +241,7 @@ class _Run:
         return [spec for spec in specs if spec.name not in self.out]
 
     def _check_gates(self, names: Sequence[str]) -> None:
-        size = min(self.config.gate_batch, self.batch)
+        size = min([self.config.gate_batch, self.batch, *(parse_arm(name).batch or self.batch for name in names)])
         job = _job(self.config, "gate", arms=list(names), batch=size, steps=self.config.gate_steps)
         found: Gates = decode(Gates, self._run("numeric gate", job))
         self.done -= 1
@@ -243,6 +257,17 @@ class _Run:
         except HotlapError as error:
             self._drop(spec, error)
 
+    def _make(self, spec: ArmSpec) -> None:
+        folder = self.folder / FORMS_FOLDER / re.sub(r"\W+", "-", spec.name)
+        folder.mkdir(parents=True)
+        job = _job(self.config, "deploy", arm=spec.name, batch=self.batch, dynamic=False, folder=str(folder.resolve()))
+        try:
+            made: Made = decode(Made, self._run(f"making {spec.name}", job))
+        except HotlapError as error:
+            self._drop(spec, error)
+            return
+        self.files[spec.name] = str(folder.resolve() / made.files[0].name)
+
     def _drop(self, spec: ArmSpec, error: HotlapError) -> None:
         """Leaves an arm out that cannot run; without any arm left, its error is the run's."""
         self.failures.append(ArmFailure(arm=spec.name, what=error.what, out_of_memory=error.exit_code == 5))
@@ -254,7 +279,8 @@ class _Run:
         if not specs:
             return
         names = [spec.name for spec in specs]
-        job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=self._protocol(process))
+        protocol = self._protocol(process)
+        job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=protocol, files=self.files)
         timings: Timings = decode(Timings, self._run(text, job))
         self.measurements += timings.measurements
         self.telemetry += timings.telemetry
@@ -262,7 +288,7 @@ class _Run:
         self.out |= {failure.arm for failure in timings.failures}
 
     def _break_even(self) -> None:
-        going = self._going(self.arms + self.context)
+        going = [spec for spec in self._going(self.arms + self.context) if not spec.form]
         host = next((s for s in going if s.device == "cpu" and s.threads != 1), None)
         card = next((s for s in going if s.device == "cuda"), None)
         if host is None or card is None:
@@ -304,6 +330,7 @@ class _Run:
 
     def close(self, status: str, why: str = "") -> RunRecord:
         """The finished record, with its verdict, on disk."""
+        shutil.rmtree(self.folder / FORMS_FOLDER, ignore_errors=True)
         record = self._snapshot()
         verdict = give_verdict(record.arms, self.gates, record.comparisons, self.failures)
         if status != "complete":

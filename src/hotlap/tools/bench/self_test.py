@@ -10,6 +10,7 @@ from hotlap.base import events, stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, HotlapError, OutOfMemory, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.compared import samples_of
 from hotlap.measure.jobs import Timings
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
@@ -19,7 +20,6 @@ from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.bench.config import BenchConfig
 from hotlap.tools.bench.run import describe
-from hotlap.tools.bench.verdict import samples_of
 
 ROUNDS = 5
 PAIRS = 8

@@ -26,9 +26,9 @@ from hotlap.engine.loader_choice import (
 )
 from hotlap.engine.loader_search import search
 from hotlap.engine.loader_settings import LoaderSettings
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description, Timings
-from hotlap.measure.nursery import Nursery
+from hotlap.measure.nursery import COMPILERS, Nursery
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
@@ -37,7 +37,7 @@ from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.loader.config import LoaderConfig
 
-JOBS = ("hotlap.engine.loader_job",)
+JOBS = (*COMPILERS[:1], "hotlap.engine.loader_job")
 BRIEF = Protocol(
     process=0, repeats=10, seconds=1.0, max_seconds=10.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
@@ -86,6 +86,7 @@ class _Run:
     ) -> None:
         self.config, self.emit, self.nursery = config, emit, nursery
         self.spec: ArmSpec = parse_arm(config.arm or ("cuda" if about.num_cuda else "cpu"))
+        refuse_batch(self.spec, "--batch")
         if self.spec.device == "cuda" and self.spec.index >= about.num_cuda:
             require_cuda(self.spec.index)
         self.batch = config.batch or about.default_batch

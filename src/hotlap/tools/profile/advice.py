@@ -271,16 +271,12 @@ def larger_batch(case: Case) -> Iterator[_Hint]:
         return
     time = case.launch_ms
     # Twice the work in twice the device's time, but with the host's time once.
-    command = ""
-    if case.target and case.arm is not None:
-        words = ["hotlap", "bench", case.target, "--mode", case.mode, "--batch", str(2 * case.batch)]
-        command = shlex.join([*words, *case.options, "--arms", case.arm.name])
     yield _Hint(
         f"batch {2 * case.batch}",
         time,
         f"The device waits {_share(time, case)} for launches, which a larger batch does not have more of.",
         "Launch-bound time as measured, spread over twice the samples; gain in samples a second.",
-        command=command,
+        {"batch": 2 * case.batch},
         scale=2.0,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hotlap.base import events
 from hotlap.base.events import Emit
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.jobs import Gates, Timings
 from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
@@ -48,13 +49,13 @@ def check_advice(
         found: Timings = decode(Timings, answer)
         samples += [m for m in found.measurements if m.quantity == "wall"]
         notes += [f"{failure.arm} could not be checked: {failure.what}" for failure in found.failures]
-    medians = {arm: _median(samples, arm) for arm in common["arms"]}
+    medians = {arm: _median(samples, arm, parse_arm(arm).batch or job["batch"]) for arm in common["arms"]}
     return [_with_result(a, base, medians, right) for a in advice], samples, list(dict.fromkeys(notes))
 
 
-def _median(samples: Sequence[Measurement], arm: str) -> float | None:
-    """Of the processes' medians."""
-    found = [statistics.median(m.values) for m in samples if m.arm == arm and m.values]
+def _median(samples: Sequence[Measurement], arm: str, batch: int) -> float | None:
+    """Of the processes' medians, a sample."""
+    found = [statistics.median(m.values) / batch for m in samples if m.arm == arm and m.values]
     return statistics.median(found) if found else None
 
 

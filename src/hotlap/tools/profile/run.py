@@ -14,7 +14,7 @@ from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_number
 from hotlap.data.kineto import read_trace
 from hotlap.device.probe import require_cuda
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description
 from hotlap.measure.process import run_job
 from hotlap.measure.profiled import Profiled
@@ -177,6 +177,7 @@ class _Target(_Run):
             Description, run_job({**self.common, "job": "describe"}, timeout_s=config.timeout_s)
         )
         self.spec: ArmSpec = parse_arm(config.arm or ("cuda" if about.num_cuda else "cpu"))
+        refuse_batch(self.spec, "--batch")
         if self.spec.device == "cuda" and self.spec.index >= about.num_cuda:
             require_cuda(self.spec.index)
         self.batch = config.batch or about.default_batch

@@ -1,85 +1,76 @@
-"""``hotlap report``: run records as one HTML file that needs nothing else, not even a network."""
+"""``hotlap report``: run records as one report, a story first and then the evidence, in every form it is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-import jinja2
-from markupsafe import Markup
-
-import hotlap
 from hotlap.base.errors import UsageError
 from hotlap.base.events import Emit, Event, advance, finish, ignore, start
-from hotlap.records.run import RunRecord, load_record, now, resolve_run, write_atomic
-from hotlap.tools.report.training import comparison_figures
-from hotlap.tools.report.view import page_title, run_view
+from hotlap.records.run import RunRecord, load_record, resolve_run
+from hotlap.tools.report.compose import compose
+from hotlap.tools.report.formats import check_formats, write_report
+from hotlap.tools.report.opened import OpenedReport, open_report
+from hotlap.tools.report.page import draw_page
 
-__all__ = ["ReportConfig", "render", "report"]
+__all__ = [
+    "OpenedReport",
+    "ReportConfig",
+    "compose",
+    "open_report",
+    "render",
+    "report",
+    "report_files",
+    "write_report",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What to draw and where to put it."""
+    """What to draw, in which forms, and where to put it."""
 
     records: tuple[str, ...]
     """Records to draw: a path, a name, name/timestamp or 'latest'."""
+    formats: tuple[str, ...] = field(default=("html",), metadata={"flag": "format"})
+    """html, pdf, tex, notebook, md; several separated by commas."""
     out: Path | None = None
-    """The HTML file to write; report.html beside the first record when not given."""
+    """The file to write, or a folder for report.*; several formats replace its ending. Beside the first record if not
+    given."""
     runs: Path = Path("runs")
     """Where names of runs are looked up."""
     title: str = ""
-    """Heading of the page; the target's name when empty."""
+    """Heading of the report; the target's name when empty."""
+    pdf_engine: Literal["auto", "latex", "typst"] = "auto"
+    """What sets the PDF: latex, typst (it comes with hotlap[report]), or auto: LaTeX where it is installed."""
 
 
 def report(config: ReportConfig, emit: Emit = ignore) -> Path:
-    """The path of one self-contained HTML page that draws every record asked for, in the order asked."""
+    """The path of the first form asked for, all of them written, from every record asked for."""
+    return next(iter(report_files(config, emit).values()))
+
+
+def report_files(config: ReportConfig, emit: Emit = ignore) -> dict[str, Path]:
+    """The files of a report on every record asked for, in the order asked, by format."""
     if not config.records:
         raise UsageError(
             "records = () names nothing to draw", remedy="Name at least one; 'hotlap list runs' shows them"
         )
-    records = []
+    check_formats(config.formats, config.pdf_engine)
+    records: list[RunRecord] = []
     emit(start("report", len(config.records)))
     for place, text in enumerate(config.records):
         records.append(load_record(resolve_run(text, config.runs)))
         emit(advance("report", place + 1, len(config.records), text))
-    out = config.out or Path(records[0].path).parent / "report.html"
-    write_atomic(out, render(records, config.title))
+    out = config.out or Path(records[0].path).parent / "report"
+    files = write_report(records, out, config.formats, title=config.title, pdf_engine=config.pdf_engine, emit=emit)
     emit(finish("report"))
-    emit(Event(kind="result", text=f"report: {out}", data={"path": str(out)}))
-    return out
+    for path in files.values():
+        emit(Event(kind="result", text=f"report: {path}", data={"path": str(path)}))
+    return files
 
 
-def render(records: list[RunRecord], title: str = "") -> str:
+def render(records: Sequence[RunRecord], title: str = "") -> str:
     """The page's HTML, with style, script and drawings inside it."""
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            title=page_title(records, title),
-            runs=[run_view(record, place) for place, record in enumerate(records)],
-            together=comparison_figures(records),
-            style=Markup(_template("style.css")),  # our own files, not a record's words
-            script=Markup(_template("page.js")),
-            version=hotlap.__version__,
-            written=now().replace("T", " "),
-        )
-    )
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    """Our templates, compiled once; autoescape is on, so a record's words stay words."""
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _template(name: str) -> str:
-    return (resources.files(__name__) / "templates" / name).read_text(encoding="utf-8")
+    return draw_page(compose(records, title))

@@ -156,7 +156,8 @@ def command_line(record: RunRecord) -> str:
         return ""
     first, *rest = record.command
     # A console script's full path belongs to the machine it ran on; its name is what a reader types.
-    name = "python -m hotlap.cli.main" if first.endswith("main.py") else PurePath(first).name
+    modules = {"main.py": "python -m hotlap.cli.main", "__main__.py": "python -m hotlap"}
+    name = modules.get(PurePath(first).name, PurePath(first).name)
     return " ".join([name, *(shlex.quote(part) for part in rest)])
 
 

@@ -37,7 +37,7 @@ COLOURS = {
     "communication": "a4 soft", "other": "a0 solid",
 }  # fmt: skip
 WAITING = "a0 soft"
-NUM_ROWS, NUM_MODULES, NUM_CHANGES = 15, 14, 12
+NUM_ROWS, NUM_MODULES, NUM_CHANGES = 10, 14, 12
 
 
 @dataclass(frozen=True, kw_only=True)

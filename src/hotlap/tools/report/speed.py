@@ -28,7 +28,8 @@ TONES = {
     "equal": "muted", "same": "muted", "inconclusive": "warn", "warn": "warn", "warning": "warn", "warnings": "warn",
     "interrupted": "warn", "running": "warn", "slower": "bad", "fail": "bad", "failed": "bad", "gate failed": "bad",
     "regression": "bad", "error": "bad", "unusable": "bad", "keeps up": "good", "bottleneck": "warn",
-    "tuned": "good", "nothing found": "bad", "verified": "good", "mismatch": "bad",
+    "tuned": "good", "nothing found": "bad", "nothing faster": "warn", "nothing right": "bad", "arm failed": "bad",
+     "verified": "good", "mismatch": "bad", "exported": "good", "form failed": "warn",
 }  # fmt: skip
 
 

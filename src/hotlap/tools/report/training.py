@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,11 +117,25 @@ def _steps_figure(
 
 
 def comparison_figures(records: Sequence[RunRecord]) -> list[Figure]:
-    """Several trainings in shared frames: loss over steps and over time, scores, speed; none for fewer than two."""
-    numbered = [(place + 1, record) for place, record in enumerate(records)]
-    logs = [log for number, record in numbered if (log := training_log(record, f"{number}. {_short(record)}"))]
-    if len(logs) < 2:
-        return []
+    """Several trainings of one target in shared frames, such as CPU against GPU; none for fewer than two.
+
+    Titles name the target where more than one is compared.
+    """
+    groups: dict[str, list[Log]] = {}
+    for number, record in enumerate(records, 1):
+        log = training_log(record, f"{number}. {_short(record)}")
+        if log is not None:
+            groups.setdefault(str(record.config.get("target") or record.name), []).append(log)
+    compared = {target: logs for target, logs in groups.items() if len(logs) > 1}
+    return [
+        replace(figure, title=f"{target}: {figure.title}") if len(compared) > 1 else figure
+        for target, logs in compared.items()
+        for figure in _shared_frames(logs)
+    ]
+
+
+def _shared_frames(logs: Sequence[Log]) -> list[Figure]:
+    """Loss over steps and over time, scores and speed."""
     steps, seconds = "optimizer step", "seconds of training"
     has_eval = all(log.points("eval", "loss") for log in logs)
     split, kind = ("eval", "loss on held-out data") if has_eval else ("train", "training loss")
@@ -145,11 +159,14 @@ def _eval_names(log: Log) -> list[str]:
 
 def _short(record: RunRecord) -> str:
     """What tells one training of a page from another: target, device, precision."""
-    config = record.config
-    device = config.get("device", "")
-    if device == "auto":
-        device = "cuda" if record.environment.gpus else "cpu"
-    return " ".join(str(part) for part in (record.name, device, config.get("precision", "")) if part)
+    parts = (record.name, device_of(record), record.config.get("precision", ""))
+    return " ".join(str(part) for part in parts if part)
+
+
+def device_of(record: RunRecord) -> str:
+    """Where a training ran, in a word."""
+    device = str(record.config.get("device", ""))
+    return ("cuda" if record.environment.gpus else "cpu") if device in ("", "auto") else device
 
 
 def _overlay(

@@ -1,8 +1,8 @@
-"""A record as the page shows it: every word and number of the template, decided here."""
+"""A record in words: its badge, its sentence, what was measured, its gates; decided here for every format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -11,33 +11,9 @@ from hotlap.base.format import format_count, format_error, format_list, format_m
 from hotlap.records.measurement import Gate
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import breach, breach_scale, breach_share
-from hotlap.tools.report.doctor import FindingGroup, doctor_headline, finding_groups
-from hotlap.tools.report.figures import (
-    Figure,
-    batch_figure,
-    break_even_figure,
-    ceiling_figures,
-    distribution_figures,
-    forest_figure,
-    loader_figure,
-    memory_figure,
-    timeline_figures,
-)
-from hotlap.tools.report.loader import refusals
-from hotlap.tools.report.method import (
-    Setting,
-    command_line,
-    environment_rows,
-    limits,
-    method_sentences,
-    settings,
-)
-from hotlap.tools.report.profile import ProfileView, profile_view
-from hotlap.tools.report.speed import SpeedRow, headline_comparisons, speed_rows, tone_of, withheld
+from hotlap.tools.report.doctor import doctor_headline
+from hotlap.tools.report.speed import headline_comparisons, tone_of, withheld
 from hotlap.tools.report.svg import Scale
-from hotlap.tools.report.training import training_figures
-from hotlap.tools.report.trust import Fact, trust_facts
-from hotlap.tools.report.tune import SHOWN_ROWS, TuneRow, tune_facts, tune_refusals, tune_rows
 
 SHOWN_CHECKS = 3
 """Checks of one gate in sight, besides those that failed; the rest, further from their limits, are folded."""
@@ -46,6 +22,9 @@ ALERTS = {
     "failed": "This run failed. What it had measured by then is below; it is not a result.",
     "running": "This run is still going on, or was cut off without a word. What follows is not a finished result.",
 }
+
+
+ENDS = {"interrupted": "was interrupted", "failed": "failed", "running": "is still running"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,100 +59,6 @@ class Candidate:
     gate: str
     tone: str
     chosen: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunView:
-    """One record's section of the page."""
-
-    anchor: str
-    number: int
-    name: str
-    kind: str
-    badge: str
-    tone: str
-    headline: str
-    subject: list[tuple[str, str]]
-    alert: str
-    lines: list[str]
-    facts: list[Fact]
-    notes: list[str]
-    speed: list[SpeedRow] = field(default_factory=list)
-    has_energy: bool = False
-    forest: Figure | None = None
-    distributions: list[Figure] = field(default_factory=list)
-    timeline: list[Figure] = field(default_factory=list)
-    memory: Figure | None = None
-    memory_notes: list[str] = field(default_factory=list)
-    gates: list[GateView] = field(default_factory=list)
-    break_even: Figure | None = None
-    break_even_text: str = ""
-    race: list[Candidate] = field(default_factory=list)
-    findings: list[FindingGroup] = field(default_factory=list)
-    training: list[Figure] = field(default_factory=list)
-    ceilings: list[Figure] = field(default_factory=list)
-    loader: Figure | None = None
-    refusals: list[str] = field(default_factory=list)
-    tune: list[TuneRow] = field(default_factory=list)
-    tune_folded: list[TuneRow] = field(default_factory=list)
-    tune_facts: list[str] = field(default_factory=list)
-    batch_curve: Figure | None = None
-    profile: ProfileView | None = None
-    environment: list[tuple[str, str]]
-    settings: list[Setting]
-    method: list[str]
-    limits: list[str]
-    command: str
-    path: str
-
-
-def run_view(record: RunRecord, place: int) -> RunView:
-    """Everything the page says about one record."""
-    badge, tone = badge_of(record)
-    rows = speed_rows(record)
-    even = record.extra.get("break_even")
-    tried = tune_rows(record)
-    return RunView(
-        anchor=f"run-{place + 1}",
-        number=place + 1,
-        name=f"{record.name} {record.config.get('mode', '')}".strip(),
-        kind=record.kind,
-        badge=badge,
-        tone=tone,
-        headline=headline_of(record),
-        subject=subject_of(record),
-        alert=alert_of(record),
-        lines=list(record.verdict.lines) if record.verdict else [],
-        facts=trust_facts(record),
-        notes=list(record.notes),
-        speed=rows,
-        has_energy=any(arm.energy_j_per_sample is not None for arm in record.arms),
-        forest=forest_figure(record),
-        distributions=distribution_figures(record),
-        timeline=timeline_figures(record),
-        memory=memory_figure(record),
-        memory_notes=_memory_notes(record),
-        gates=gate_views(record.gates),
-        break_even=break_even_figure(record),
-        break_even_text=str(even.get("text") or "") if isinstance(even, dict) else "",
-        race=race_rows(record.extra.get("tuned_cpu")),
-        findings=finding_groups(record.checks),
-        training=training_figures(record),
-        ceilings=ceiling_figures(record),
-        loader=loader_figure(record),
-        refusals=refusals(record) or tune_refusals(record),
-        tune=tried[:SHOWN_ROWS],
-        tune_folded=tried[SHOWN_ROWS:],
-        tune_facts=tune_facts(record),
-        batch_curve=batch_figure(record),
-        profile=profile_view(record),
-        environment=environment_rows(record),
-        settings=settings(record),
-        method=method_sentences(record),
-        limits=limits(record),
-        command=command_line(record),
-        path=record.path,
-    )
 
 
 def alert_of(record: RunRecord) -> str:
@@ -211,6 +96,8 @@ def headline_of(record: RunRecord) -> str:
         return f"{record.name}: the training {record.status}; its notes say why."
     if record.status != "complete":
         processes = len({m.process for m in record.measurements if m.quantity == "wall"})
+        if record.kind != "bench":
+            return f"{record.name}: {record.status}; no verdict."
         left = format_count(processes, "process", "processes")
         return f"{record.name}: {record.status} with samples of {left}; no verdict."
     shown = [c for c in headline_comparisons(record) if not withheld(record, c.arm, c.baseline)]
@@ -275,7 +162,8 @@ def race_rows(tuned: Any) -> list[Candidate]:
     ]
 
 
-def _memory_notes(record: RunRecord) -> list[str]:
+def memory_notes(record: RunRecord) -> list[str]:
+    """The arms whose times hold the cost of memory that ran short."""
     return [
         f"{arm.name}: {format_count(arm.memory.num_alloc_retries, 'allocation')} retried, "
         f"{format_count(arm.memory.num_ooms, 'time')} out of memory; its times hold the cost of that."
@@ -288,6 +176,9 @@ def page_title(records: list[RunRecord], title: str) -> str:
     """The title asked for, or one that names what is on the page."""
     if title:
         return title
+    lap = next((record for record in records if record.kind == "lap"), None)
+    if lap is not None:
+        return f"A lap of {lap.config.get('target') or lap.name}"
     if len(records) == 1:
         return str(records[0].config.get("target") or records[0].name)
     return f"{format_count(len(records), 'run')} side by side"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotlap.base.errors import UsageError
-from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, Precision, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, Precision, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description
 
 Change = dict[str, Any]
@@ -122,6 +122,8 @@ def make_space(
 ) -> Space:
     """The space for a model on a device; ``arms`` leaves only those, ``batch`` or ``batches`` the sizes."""
     specs = [parse_arm(name) for name in arms]
+    for spec in specs:
+        refuse_batch(spec, "--batch")
     if len({(spec.device, spec.index) for spec in specs}) > 1:
         raise UsageError(f"arms = {', '.join(arms)} are of several devices", expected="arms of one device")
     plain = _plain(specs, device, about)

@@ -26,6 +26,24 @@
   document.addEventListener("pointerdown", show);
   document.addEventListener("scroll", hide, { passive: true });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+  // A name in a legend takes its marks away and brings them back.
+  for (const entry of document.querySelectorAll("[data-hides]")) {
+    const figure = entry.closest("figure"), classes = entry.dataset.hides.split(" ").map((name) => `.${name}`).join("");
+    const marks = figure.querySelectorAll(`svg ${classes}`);
+    if (!marks.length) continue;
+    entry.tabIndex = 0;
+    entry.setAttribute("role", "button");
+    entry.setAttribute("aria-pressed", "true");
+    const turn = () => {
+      const off = entry.classList.toggle("off");
+      entry.setAttribute("aria-pressed", String(!off));
+      for (const mark of marks) mark.classList.toggle("away", off);
+    };
+    entry.addEventListener("click", turn);
+    entry.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
+    });
+  }
   // Paper has no folds.
   addEventListener("beforeprint", () => {
     for (const fold of document.querySelectorAll("details:not([open])")) { fold.open = true; fold.dataset.closed = ""; }

@@ -1,0 +1,115 @@
+"""A lap on the terminal: before and after, what the advice was worth, the stages, and what to paste."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hotlap.base.format import (
+    UNKNOWN,
+    format_bytes,
+    format_ms,
+    format_ms_interval,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_s,
+)
+from hotlap.records.lap import Lap, LapRow, lap_of
+from hotlap.records.run import RunRecord
+
+STYLES = {
+    "faster": "green", "slower": "red", "inconclusive": "yellow", "wrong answer": "red", "failed": "red",
+    "done": "green", "running": "cyan", "skipped": "dim", "interrupted": "yellow", "pending": "dim",
+}  # fmt: skip
+
+
+def show_lap(record: RunRecord, console: Console) -> None:
+    """Everything a lap found, the numbers first, the code last but for where things lie."""
+    found = lap_of(record)
+    if found.table:
+        console.print(_speed_table(found.table))
+        console.print(_cost_table(found.table))
+        if any(row.peak_from == "search" for row in found.table):
+            console.print(Text("  peak memory is that of the search's trials; the bench did not look", style="dim"))
+    if found.advice:
+        console.print(_advice_table(found))
+    console.print(_stage_table(found))
+    if found.paste:
+        console.print(Text("to paste into your own script", style="bold"))
+        console.print(Text(found.paste.rstrip("\n")), soft_wrap=True)
+    for command in found.commands:
+        console.print(Text(f"or      {command}", style="bold"), soft_wrap=True)
+    for word, path in (("profile", found.profile), ("report", _report_path(record, found))):
+        if path:
+            console.print(Text(f"{word:<7} {path}", style="dim"), soft_wrap=True)
+
+
+def _report_path(record: RunRecord, found: Lap) -> str:
+    from pathlib import Path
+
+    return str(Path(record.path).parent / found.report) if found.report and record.path else found.report
+
+
+ROLES = {"before": "before", "batch": "its batch", "after": "after", "advice": "advised"}
+
+
+def _speed_table(rows: list[LapRow]) -> Table:
+    """Before and after: what most people came for."""
+    table = _table("", "arm", "batch", "a step", "speed-up", "verdict")
+    for row in rows:
+        interval = row.ms_low is not None and row.ms_high is not None
+        table.add_row(
+            ROLES.get(row.role, row.role),
+            row.arm,
+            str(row.batch),
+            format_ms_interval(row.ms, row.ms_low, row.ms_high) if interval else format_ms(row.ms),
+            format_ratio(row.ratio, row.low, row.high) if row.ratio is not None else UNKNOWN,
+            Text(row.verdict, style=STYLES.get(row.verdict, "")),
+            style="bold" if row.role == "after" else "",
+        )
+    return table
+
+
+def _cost_table(rows: list[LapRow]) -> Table:
+    """What the speed costs: memory, and the numeric error as a share of what is allowed."""
+    table = _table("", "arm", "samples/s", "peak", "error of allowed")
+    for row in rows:
+        table.add_row(
+            ROLES.get(row.role, row.role),
+            row.arm,
+            format_number(row.samples_per_s),
+            format_bytes(row.peak_bytes),
+            format_percent(row.error) if row.error is not None else UNKNOWN,
+            style="bold" if row.role == "after" else "",
+        )
+    return table
+
+
+def _advice_table(found: Lap) -> Table:
+    table = _table("advice", "arm", "predicted", "measured", "verdict")
+    for piece in found.advice:
+        measured = format_ratio(piece.measured, piece.low, piece.high) if piece.measured is not None else UNKNOWN
+        style = STYLES.get(piece.verdict, "")
+        row = (piece.name, piece.arm, f"about {format_number(piece.predicted)}x", measured)
+        table.add_row(*row, Text(piece.verdict, style=style))
+    return table
+
+
+def _stage_table(found: Lap) -> Table:
+    table = _table("stage", "verdict", "took", "what came out")
+    for stage in found.stages:
+        took = format_s(stage.seconds) if stage.seconds else UNKNOWN
+        table.add_row(stage.name, Text(stage.status, style=STYLES.get(stage.status, "")), took,
+                      Text(stage.headline or stage.why))  # fmt: skip
+    return table
+
+
+def _table(*columns: str) -> Table:
+    words = ("", "arm", "verdict", "advice", "stage", "what came out")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        title = "" if name == "verdict" and columns[0] == "stage" else name
+        table.add_column(title, justify="left" if name in words else "right", overflow="fold")
+    return table

@@ -1,0 +1,99 @@
+"""Trained weights from a file, in the place of the fresh ones that a workload's model is built with."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotlap.base.errors import EnvironmentUnusable, RecordError, UsageError
+from hotlap.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+CHECKPOINT = re.compile(r"step-\d{8,}-(?P<digest>[0-9a-f]{16})\.pt")
+"""A training's checkpoint, whose name ends with the digest of its bytes."""
+AVERAGED = "module."
+"""Before the names of averaged weights."""
+
+
+def with_weights(workload: Workload, file: Path) -> Workload:
+    """The same workload, whose models come with the weights of ``file``."""
+    weights = read_weights(file)
+    trained = copy.copy(workload)
+
+    def build_model() -> nn.Module:
+        model = workload.build_model()
+        load_weights(model, weights, file)
+        return model
+
+    trained.build_model = build_model  # type: ignore[method-assign]
+    return trained
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The state dict in a file: safetensors, torch.save's, or a checkpoint of 'hotlap train'.
+
+    A checkpoint with averaged weights gives those: they are what its training evaluated.
+    """
+    import torch
+
+    if not file.is_file():
+        raise UsageError(f"weights = {str(file)!r} does not exist", expected="a .safetensors file or a checkpoint")
+    if file.suffix == ".safetensors":
+        return _read_safetensors(file)
+    named = CHECKPOINT.fullmatch(file.name)
+    if named:
+        with open(file, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+        if digest != named["digest"]:
+            raise RecordError(f"weights = {str(file)!r} has the digest {digest}, not that of its name")
+    try:
+        data = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise RecordError(
+            f"weights = {str(file)!r} cannot be read: {said}", expected="a state dict, without Python objects"
+        ) from error
+    return _state_dict(data, file)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ModuleNotFoundError as error:
+        raise EnvironmentUnusable(
+            f"weights = {str(file)!r} needs safetensors, which is not installed", remedy="pip install safetensors"
+        ) from error
+    return load_file(file)
+
+
+def _state_dict(data: Any, file: Path) -> dict[str, Tensor]:
+    from torch import Tensor
+
+    if isinstance(data, Mapping) and isinstance(data.get("model"), Mapping):
+        averaged = {k.removeprefix(AVERAGED): v for k, v in (data.get("ema") or {}).items() if k.startswith(AVERAGED)}
+        data = averaged or data["model"]
+    if not isinstance(data, Mapping) or not data or not all(isinstance(value, Tensor) for value in data.values()):
+        raise RecordError(
+            f"weights = {str(file)!r} holds no state dict",
+            expected="names and tensors, or a checkpoint of 'hotlap train'",
+        )
+    return dict(data)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Puts the weights in; names or shapes that do not fit are an error, not left out."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        said = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        raise UsageError(
+            f"weights = {str(file)!r} do not fit the model: {said}",
+            remedy="Give the options that it was trained with, as --set workload.width=16",
+        ) from error

@@ -1,0 +1,162 @@
+"""What a user takes home: plain PyTorch code that does what the winning arm does, and the commands that use it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from hotlap.measure.arms import ArmSpec
+from hotlap.tools.lap.config import LapConfig
+
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_BACKENDS = {"math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+_RECORD = '''
+def record(step, *example):
+    """``step`` recorded as one CUDA graph; every batch must have the shape of ``example``, so drop the last one."""
+    static = [tensor.clone() for tensor in example]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # these steps count: in training they change the weights
+            step(*static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(*static)
+
+    def replay(*batch):
+        for old, new in zip(static, batch):
+            old.copy_(new)
+        graph.replay()
+        return out  # overwritten by the next call
+
+    return replay
+'''
+
+
+def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str]:
+    """Command lines that take the tuned profile by themselves; ``has_card`` tells whether the device must be named."""
+    named = arm.index > 0 or (has_card and arm.device == "cpu")
+    words = [config.target, *(word for text in config.input for word in ("--input", text))]
+    words += [word for key, value in config.workload.items() for word in ("--set", f"workload.{key}={value}")]
+    if config.mode == "train":
+        return [shlex.join(["hotlap", "train", *words, *(["--device", arm.torch_device] if named else [])])]
+    arms = f"{arm.torch_device},tuned-profile" if named else "tuned-profile"
+    return [shlex.join(["hotlap", "bench", *words, "--mode", "infer", "--arms", arms])]
+
+
+def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
+    """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran."""
+    train = mode == "train"
+    lines = [
+        *_imports(arm),
+        "",
+        f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})",
+        *_switches(arm, train),
+    ]
+    lines += ["", "", *_prepare(arm, train), "", "", *_place(arm), "", ""]
+    lines += _train_step(arm) if train else _predict(arm)
+    text = "\n".join(lines) + "\n"
+    if not arm.graph:
+        return text
+    use = "step = record(functools.partial(train_step, model, optimizer, loss_of), inputs, targets)"
+    return f"{text}\n{_RECORD}\n\n# {use if train else 'run = record(functools.partial(predict, model), inputs)'}\n"
+
+
+def _imports(arm: ArmSpec) -> Iterator[str]:
+    if arm.graph:
+        yield "import functools"
+        yield ""
+    yield "import torch"
+    if arm.sdpa:
+        yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
+
+
+def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
+    """The device and what holds for the whole process."""
+    yield f'device = torch.device("{arm.torch_device}")'
+    if arm.threads:
+        yield f"torch.set_num_threads({arm.threads})"
+    if arm.device == "cuda":
+        kind = "tf32" if arm.precision == "tf32" else "ieee"
+        for place in ("cuda.matmul", "cudnn.conv", "cudnn.rnn"):
+            yield f'torch.backends.{place}.fp32_precision = "{kind}"'
+    if arm.cudnn_benchmark:
+        yield "torch.backends.cudnn.benchmark = True"
+    if train and arm.precision == "fp16":
+        yield 'scaler = torch.amp.GradScaler("cuda")'
+
+
+def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
+    yield "def prepare(model):"
+    yield '    """The model as it ran; make the optimizer from what this returns."""'
+    if arm.kernels:
+        yield "    for layer in model.modules():"
+        yield '        if hasattr(layer, "use_kernels"):  # layers of Hotlap that have a kernel of their own'
+        yield "            layer.use_kernels()"
+    if arm.recompute:
+        yield "    # In the forward of each block of layers, let activations go and be computed again:"
+        yield "    # x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+    layout = ", memory_format=torch.channels_last" if arm.channels_last else ""
+    yield f"    model = model.to(device{layout}).{'train' if train else 'eval'}()"
+    if arm.compile:
+        mode = "" if arm.compile == "default" else f'mode="{arm.compile}", '
+        yield f"    return torch.compile(model, {mode}dynamic=False)"
+    else:
+        yield "    return model"
+    wanted = [f"{word}=True" for word, on in (("fused", _is_fused(arm)), ("capturable", arm.graph)) if on]
+    if train and wanted:
+        yield ""
+        yield ""
+        yield f"# optimizer = torch.optim.AdamW(model.parameters(), ..., {', '.join(wanted)}), or the one you have"
+
+
+def _is_fused(arm: ArmSpec) -> bool:
+    """A recorded step with loss scaling asks on the device whether gradients overflowed, as fused optimizers do."""
+    return arm.fused or (arm.graph and arm.precision == "fp16")
+
+
+def _place(arm: ArmSpec) -> Iterator[str]:
+    yield "def place(tensor):"
+    yield "    tensor = tensor.to(device, non_blocking=True)"
+    if arm.channels_last:
+        yield "    if tensor.ndim == 4 and tensor.is_floating_point():"
+        yield "        tensor = tensor.contiguous(memory_format=torch.channels_last)"
+    yield "    return tensor"
+
+
+def _with(arm: ArmSpec) -> str:
+    """The line that opens the arm's contexts; '' where it has none."""
+    parts = []
+    if arm.precision in _DTYPES:
+        parts.append(f'torch.autocast("{arm.device}", dtype={_DTYPES[arm.precision]})')
+    if arm.sdpa:
+        parts.append(f"sdpa_kernel(SDPBackend.{_BACKENDS[arm.sdpa]})")
+    return f"    with {', '.join(parts)}:" if parts else ""
+
+
+def _train_step(arm: ArmSpec) -> Iterator[str]:
+    yield "def train_step(model, optimizer, loss_of, inputs, targets):"
+    yield "    inputs, targets = place(inputs), place(targets)"
+    yield "    optimizer.zero_grad(set_to_none=True)"
+    inside = _with(arm)
+    if inside:
+        yield inside
+    yield ("    " if inside else "") + "    loss = loss_of(model(inputs), targets)"
+    if arm.precision == "fp16":
+        yield "    scaler.scale(loss).backward()"
+        yield "    scaler.step(optimizer)"
+        yield "    scaler.update()"
+    else:
+        yield "    loss.backward()"
+        yield "    optimizer.step()"
+    yield "    return loss.detach()"
+
+
+def _predict(arm: ArmSpec) -> Iterator[str]:
+    yield "@torch.inference_mode()"
+    yield "def predict(model, inputs):"
+    inside = _with(arm)
+    if inside:
+        yield inside
+    yield ("    " if inside else "") + "    return model(place(inputs))"

@@ -1,0 +1,130 @@
+"""What to do next, from what the records leave open: repairs first, then measurements, then the profile's advice."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hotlap.base.format import format_count, format_number
+from hotlap.records.run import RunRecord
+from hotlap.tools.report.document import Answer
+from hotlap.tools.report.lap import found_of
+from hotlap.tools.report.method import command_line
+from hotlap.tools.report.speed import headline_comparisons
+from hotlap.tools.report.trust import FEW_PROCESSES, replication
+from hotlap.tools.report.view import ENDS
+
+MOST = 6
+
+
+def next_steps(records: Sequence[RunRecord]) -> list[Answer]:
+    """At most ``MOST`` steps, the most pressing first; never none."""
+    steps = [*_taken_home(records), *_unfinished(records), *_repairs(records), *_open_questions(records)]
+    steps += _advice(records)
+    if len(steps) < MOST:
+        steps += _missing(records)
+    found = list({step.text: step for step in steps}.values())[:MOST]
+    return found or [Answer(text="Nothing is left open by these records.", tone="good")]
+
+
+def _target(record: RunRecord) -> str:
+    return str(record.config.get("target") or "TARGET")
+
+
+def _typed(target: str) -> str:
+    """A target as a shell takes it."""
+    return shlex.quote(target)
+
+
+def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    """A lap that found something faster says how to use it."""
+    for record in records:
+        if record.verdict is not None and record.verdict.outcome == "faster":
+            for command in found_of(record).get("commands") or []:
+                yield Answer(text="Use what was found.", tone="good", command=str(command))
+
+
+def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    for record in records:
+        if record.status == "complete":
+            continue
+        if record.status == "running":
+            yield Answer(text=f"Wait for {record.kind} {record.name}, which is still running.", tone="warn")
+            continue
+        if record.kind == "train" and record.status == "interrupted":
+            text, command = f"Let the training {record.name} go on.", f"hotlap train {_typed(_target(record))} --resume"
+        else:
+            how = ENDS.get(record.status, f"is {record.status}")
+            text, command = f"Repeat {record.kind} {record.name}, which {how}.", command_line(record)
+        yield Answer(text=text, tone="bad", command=command)
+
+
+def _repairs(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    for record in records:
+        for status, tone in (("FAIL", "bad"), ("WARN", "warn")):
+            for check in record.checks:
+                if check.status == status and check.fix:
+                    yield Answer(text=f"{check.name}: {check.observed}", tone=tone, command=check.fix)
+
+
+def _open_questions(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    for record in records:
+        if record.kind != "bench":
+            continue
+        for gate in record.gates:
+            if not gate.passed:
+                text = f"Do not use {gate.arm} for {_target(record)}: its answer is wrong."
+                yield Answer(text=text, tone="bad")
+        verdicts = {c.verdict for c in headline_comparisons(record)}
+        processes, _ = replication(record)
+        if "inconclusive" in verdicts or (verdicts and 0 < processes < FEW_PROCESSES):
+            had = format_count(processes, "process", "processes")
+            why = "could not tell" if "inconclusive" in verdicts else f"had only {had}"
+            yield Answer(
+                text=f"Measure {record.name} again with more processes: this run {why}.",
+                tone="warn",
+                command=_bench_again(record, max(16, 2 * processes)),
+            )
+
+
+def _bench_again(record: RunRecord, processes: int) -> str:
+    """The bench's own command without --quick, or one that names its arms where another verb ran it."""
+    words = [word for word in command_line(record).split(" ") if word != "--quick"]
+    if "bench" not in words:
+        arms = ",".join(arm.name for arm in record.arms if arm.role != "context")
+        words = ["hotlap", "bench", _typed(_target(record)), "--arms", shlex.quote(arms)]
+        words += ["--mode", str(record.config["mode"])] if record.config.get("mode") else []
+    return " ".join([*words, "--processes", str(processes)])
+
+
+def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    """The last profile's advice that no lap has put to the test, and that held where its own check did."""
+    last: dict[str, Any] = {}
+    for record in records:
+        found = record.extra.get("profile")
+        if record.kind == "profile" and isinstance(found, dict) and found.get("analysis"):
+            last = found
+    tested = {piece.get("name") for record in records for piece in found_of(record).get("advice") or []}
+    for row in (last.get("advice") or [])[:3]:
+        measured = row.get("measured")
+        if row.get("name") in tested:
+            continue
+        if row.get("right") is False or (measured is not None and measured < 1):
+            continue
+        gain = f"measured {format_number(measured)}x" if measured else f"about {format_number(row['gain'])}x, estimated"
+        yield Answer(text=f"Try {row['name']}: {gain}. {row['why']}", command=row.get("command") or "")
+
+
+def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    """The verb that would say what these records cannot."""
+    kinds = {record.kind for record in records}
+    target = _typed(next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET"))
+    mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
+    if "tune" in kinds and "bench" not in kinds:
+        yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")
+    if kinds & {"bench", "train"} and not kinds & {"profile", "tune", "lap"}:
+        yield Answer(text="See where the time goes.", command=f"hotlap profile {target}")
+        yield Answer(text="Search for a faster configuration.", command=f"hotlap tune {target} --for {mode}")
+    if "profile" in kinds and not kinds & {"tune", "lap"}:
+        yield Answer(text="Let a search try these and their combinations.", command=f"hotlap tune {target}")

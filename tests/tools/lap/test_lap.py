@@ -1,0 +1,251 @@
+"""The round as a whole, with stages that measure nothing: order, verdicts, kills at any moment, failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_stages import MIB, NAMES, Day, fake_stages, ran
+
+from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory
+from hotlap.base.settings import Layer, resolve
+from hotlap.cli.main import run as hotlap_command
+from hotlap.records.lap import lap_of, stage_records
+from hotlap.records.run import load_record, resolve_run, save
+from hotlap.tools.lap import LapConfig, lap, preview
+from hotlap.tools.lap.stages import Round, search_budget_s
+
+ADVICE = (
+    {"name": "compile", "arm": "cpu:compile", "gain": 1.5, "basis": "assumed"},
+    {"name": "fewer syncs", "arm": "", "gain": 1.4, "basis": "measured"},
+    {"name": "fused optimizer", "arm": "cpu:fused", "gain": 1.2, "basis": "assumed"},
+)
+
+
+def go(folder, day=None, *, emit=lambda event: None, kill="", fail="", error=None, **settings):
+    config = LapConfig(**({"target": "net", "runs": folder / "runs", "report": False} | settings))
+    return lap(config, emit, stages=fake_stages(folder, day, kill=kill, fail=fail, error=error))
+
+
+def resume(folder, day=None, **settings):
+    config = resolve(LapConfig, [Layer("test", {"resume": "latest", "runs": folder / "runs", **settings})]).config
+    return lap(config, stages=fake_stages(folder, day))
+
+
+def killed(folder, where):
+    """A lap in a process of its own that kills itself."""
+    done = subprocess.run([sys.executable, Path(__file__).parent / "fake_stages.py", folder, where], check=False)
+    assert done.returncode == -9
+    return ran(folder)
+
+
+def status_of(record):
+    return {stage.name: stage.status for stage in lap_of(record).stages}
+
+
+def test_a_lap_runs_its_stages_in_order_and_points_to_their_records(tmp_path):
+    told = []
+    record = go(tmp_path, emit=told.append)
+    assert ran(tmp_path) == list(NAMES)
+    assert set(status_of(record).values()) == {"done"}
+    assert (record.kind, record.name, record.status, record.verdict.exit_code) == ("lap", "net-lap", "complete", 0)
+    assert "cpu:threads=1 at batch 32 gives 2.00x [1.80, 2.20] the samples a second of cpu at batch 16" in (
+        record.verdict.headline
+    )
+    made = stage_records(load_record(record.path))
+    assert list(made) == list(NAMES) and made["tune"].kind == "tune"
+    assert any("stage 4 of 7, tune: " in event.text and "budget left" in event.text for event in told)
+
+
+def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path):
+    before, batch, after = lap_of(go(tmp_path)).table
+    assert [(row.role, row.arm, row.batch) for row in (before, batch, after)] == [
+        ("before", "cpu", 16), ("batch", "cpu", 32), ("after", "cpu:threads=1", 32),
+    ]  # fmt: skip
+    assert (after.ratio, after.verdict, after.right) == (2.0, "faster", True)
+    assert after.error == pytest.approx(0.2) and after.peak_bytes == 100 * 1024**2
+    assert after.samples_per_s == pytest.approx(3200) and before.ratio is None
+
+
+@pytest.mark.parametrize(
+    ("day", "shown"),
+    [
+        (Day(), True),
+        (Day(memory=19 * MIB), False),
+        (Day(memory=19 * MIB, trials=({"arm": "cpu", "batch": 32, "peak_bytes": 9 * MIB, "status": "ok"},)), True),
+        (Day(trials=({"arm": "cpu", "batch": 32, "peak_bytes": None, "status": "out of memory"},)), False),
+    ],
+)
+def test_the_old_arm_at_the_new_batch_is_timed_only_where_it_is_likely_to_fit(tmp_path, day, shown):
+    roles = [row.role for row in lap_of(go(tmp_path, day)).table]
+    assert roles == (["before", "batch", "after"] if shown else ["before", "after"])
+
+
+@pytest.mark.parametrize(
+    ("day", "code", "words"),
+    [
+        (Day(verdict="inconclusive"), 3, "cannot be told"),
+        (Day(verdict="slower", ratio=0.8), 3, "is slower than cpu at batch 16 in the bench"),
+        (Day(winner=("cpu", 16)), 3, "nothing faster than cpu at batch 16"),
+        (Day(winner=None), 1, "no configuration of net was found"),
+        (Day(after_error=3e-3), 1, "cpu:threads=1 at batch 32 gives a wrong answer"),
+        (Day(consumer=1), 1, "gives 2.00x"),
+    ],
+)
+def test_the_exit_code_says_whether_it_is_faster_and_right(tmp_path, day, code, words):
+    record = go(tmp_path, day)
+    assert record.verdict.exit_code == code
+    assert words in record.verdict.headline
+    if day.consumer:
+        assert record.verdict.lines[0] == "not verified: batch is 16, expected 32"
+    if day.winner is None or day.winner == ("cpu", 16):
+        assert lap_of(record).paste == "" and "bench was skipped" in " ".join(record.verdict.lines)
+
+
+def test_a_search_that_had_no_time_is_not_passed_off_as_one_that_found_nothing(tmp_path):
+    note = "The budget of 30 s left no time for switches: cpu:fused at batch 16."
+    record = go(tmp_path, Day(winner=("cpu", 16), notes=(note,)))
+    assert any("time for 1 configuration only; a longer --budget" in line for line in record.verdict.lines)
+    assert not any("longer --budget" in line for line in go(tmp_path).verdict.lines)
+
+
+def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
+    record = go(tmp_path, Day(advice=ADVICE), advice=2)
+    found = lap_of(record).advice
+    assert [(piece.name, piece.arm, piece.predicted, piece.measured) for piece in found] == [
+        ("compile", "cpu:compile", 1.5, 2.0), ("fused optimizer", "cpu:fused", 1.2, 2.0),
+    ]  # fmt: skip
+    assert [row.role for row in lap_of(record).table] == ["before", "batch", "after", "advice", "advice"]
+
+
+@pytest.mark.parametrize("where", ["tune", "tune+", "bench"])
+def test_a_lap_killed_inside_or_between_stages_goes_on_where_it_was(tmp_path, where):
+    before = killed(tmp_path, where)
+    assert before == list(NAMES[: NAMES.index(where.rstrip("+")) + 1])
+    assert load_record(resolve_run("net-lap", tmp_path / "runs")).status == "interrupted"
+    record = resume(tmp_path)
+    left = list(NAMES[NAMES.index(where.rstrip("+")) :])
+    # Inside a stage its own record tells it to go on; killed just after it, nothing of it is left to do.
+    assert ran(tmp_path) == (left[1:] if where.endswith("+") else [f"{left[0]} again", *left[1:]])
+    assert (record.status, record.verdict.exit_code) == ("complete", 0)
+    assert set(status_of(record).values()) == {"done"} and len(stage_records(record)) == len(NAMES)
+
+
+def test_a_stage_that_fails_is_named_with_what_is_kept_and_how_to_go_on(tmp_path):
+    with pytest.raises(HotlapError) as caught:
+        go(tmp_path, fail="tune", error=OutOfMemory("batch = 16 does not fit", remedy="Take a smaller one"))
+    text, folder = str(caught.value), next((tmp_path / "runs" / "net-lap").iterdir())
+    assert "stage 4 of 7, tune, failed: batch = 16 does not fit. Take a smaller one." in text
+    assert "Done and kept: doctor, baseline and profile-before" in text
+    assert f"'hotlap lap --resume {folder}' goes on from there" in text
+    assert caught.value.exit_code == 5
+    record = load_record(folder)
+    assert (record.status, record.verdict.exit_code) == ("failed", 5)
+    assert status_of(record)["tune"] == "failed" and "does not fit" in lap_of(record).stage("tune").why
+    ran(tmp_path)
+    assert resume(tmp_path).verdict.exit_code == 0
+    assert ran(tmp_path) == ["tune again", "verify", "profile-after", "bench"]
+
+
+def test_a_profile_that_fails_does_not_end_the_lap_and_is_tried_again_by_a_resume(tmp_path):
+    told = []
+    record = go(tmp_path, fail="profile-after", emit=told.append)
+    assert record.verdict.exit_code == 0
+    assert "profile-after failed: disk is full. Make room." in record.verdict.lines
+    assert any(event.kind == "warn" and "goes on without it" in event.text for event in told)
+    ran(tmp_path)
+    assert "profile-after failed" not in " ".join(resume(tmp_path).verdict.lines)
+    assert ran(tmp_path) == ["profile-after again"]
+
+
+def test_a_verification_that_could_not_run_is_not_passed_over(tmp_path):
+    record = go(tmp_path, fail="verify")
+    assert (record.verdict.outcome, record.verdict.exit_code) == ("faster", 1)
+
+
+def test_ctrl_c_leaves_a_record_and_the_way_to_go_on(tmp_path):
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, fail="bench", error=KeyboardInterrupt(), emit=told.append)
+    record = load_record(resolve_run("latest", tmp_path / "runs"))
+    assert (record.status, status_of(record)["bench"]) == ("interrupted", "interrupted")
+    assert any("Stopped in stage 7 of 7, bench" in event.text and "--resume" in event.text for event in told)
+
+
+def test_a_stage_whose_record_is_gone_runs_again(tmp_path):
+    record = go(tmp_path)
+    ran(tmp_path)
+    (Path(record.path).parent / lap_of(record).stage("verify").record).unlink()
+    resume(tmp_path)
+    assert ran(tmp_path) == ["verify"]
+
+
+def test_a_lap_of_another_machine_or_one_that_still_runs_is_not_resumed(tmp_path):
+    record = go(tmp_path)
+    folder = Path(record.path).parent
+    other = dataclasses.replace(record.environment, packages={**record.environment.packages, "torch": "1.0"})
+    save(dataclasses.replace(record, environment=other), folder)
+    with pytest.raises(ConfigError, match=r"resume = 'latest' cannot go on: torch was 1.0, is "):
+        resume(tmp_path)
+    save(dataclasses.replace(record, status="running"), folder)
+    with pytest.raises(ConfigError, match=r"resume = 'latest' is still running \(process \d+\)"):
+        resume(tmp_path)
+
+
+def test_resuming_what_is_no_lap_is_refused(tmp_path):
+    record = go(tmp_path)
+    bench = Path(record.path).parent / lap_of(record).stage("bench").record
+    with pytest.raises(ConfigError, match=r"resume = .*record.json' is the record of a bench.*that of a lap"):
+        resume(tmp_path, resume=str(bench))
+    with pytest.raises(ConfigError, match="resume = 'latest', but no lap lies under"):
+        resume(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"target": ""}, "no target given"),
+        ({"batch": 0}, "batch = 0 is too small"),
+        ({"advice": -1}, "advice = -1 is too small"),
+        ({"advice": 3, "profile": False}, "advice = 3 needs a profile"),
+        ({"budget": "soon"}, "budget = 'soon' is not a time"),
+        ({"timeout_s": 0.0}, "timeout_s = 0.0 is out of range"),
+        ({"baseline": "cpu:batch=8"}, "batch=8 works in a bench only"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(settings, words):
+    with pytest.raises(HotlapError, match=words):
+        LapConfig(**({"target": "net"} | settings))
+
+
+def test_quick_brings_its_settings_beneath_those_given():
+    config = resolve(LapConfig, [Layer("test", {"target": "net", "quick": True, "processes": 4})]).config
+    assert (config.budget, config.processes) == ("150s", 4)
+    assert "--quick gives up" in preview(config)[-1]
+    wanted = preview(dataclasses.replace(config, doctor=False, profile=False, quick=False))
+    assert [line.split()[2].rstrip(":") for line in wanted[:-1]] == ["baseline", "tune", "verify", "bench", "report"]
+
+
+def test_the_search_gets_what_the_other_stages_leave():
+    config = LapConfig(target="net", budget="10m", processes=8)
+    idle = Round(config, Path("runs"), seconds={"doctor": 10.0, "baseline": 20.0, "profile-before": 30.0})
+    assert search_budget_s(idle) == 600 - 60 - (10 * 8 * 1.5 + 30 + 15)
+    busy = Round(config, Path("runs"), seconds={"baseline": 500.0})
+    assert search_budget_s(busy) == 150, "a quarter of the whole in any case"
+
+
+def test_a_lap_and_its_stages_are_shown_and_listed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    go(tmp_path, Day(advice=ADVICE), advice=2)
+    assert hotlap_command(["show", "latest"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("after", "cpu:threads=1", "2.00x [1.80, 2.20]", "about 1.50x", "torch.set_num_threads(1)",
+                  "hotlap train net", "/store/net.json"):  # fmt: skip
+        assert words in shown
+    assert hotlap_command(["show", "net-lap/tune", "--json"]) == 0
+    assert '"kind": "tune"' in capsys.readouterr().out
+    assert hotlap_command(["list", "runs"]) == 0
+    assert "net-lap/" in capsys.readouterr().out

@@ -1,0 +1,136 @@
+"""The code a user pastes does what the arm did: same weights after the same steps, same outputs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.session import Session
+from hotlap.tools.lap import LapConfig
+from hotlap.tools.lap.paste import paste_of, use_commands
+from hotlap.workload import Workload
+
+CUDA_ARMS = (
+    "cuda", "cuda:tf32+cudnn_benchmark", "cuda:fp16+fused", "cuda:bf16+channels_last+sdpa=flash+recompute",
+    "cuda:1:bf16+compile=max-autotune", "cuda:bf16+graph", "cuda:fp16+kernels+graph",
+)  # fmt: skip
+
+
+class Pictures(Workload):
+    name, summary = "pictures", "a convolution and a line"
+
+    def build_model(self):
+        layers = (nn.Conv2d(2, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+        return nn.Sequential(*layers)
+
+    def make_batch(self, n, device, generator):
+        return torch.randn(n, 2, 6, 6, generator=generator).to(device), torch.ones(n, 3).to(device)
+
+    def predict(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, model, batch):
+        return (self.predict(model, batch) - batch[1]).square().sum(), batch[0].shape[0]
+
+    def optimizer(self, model, fused=None):
+        return torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+
+
+@pytest.fixture
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def pasted(arm, mode="train"):
+    space: dict = {}
+    exec(compile(paste_of(parse_arm(arm), 8, mode), arm, "exec"), space)
+    return space
+
+
+def weights(model):
+    return [parameter.detach().float().cpu() for parameter in model.parameters()]
+
+
+def loss_of(outputs, targets):
+    return (outputs - targets).square().sum() / len(outputs)
+
+
+@pytest.mark.parametrize("options", ["", "bf16", "channels_last", "fused+threads=1", "bf16+channels_last"])
+def test_pasted_training_steps_give_the_weights_of_the_arm(options, device, plain_float32, same_threads):
+    if device.type == "cuda":
+        options = options.replace("+threads=1", "")
+    arm = device.type + (f":{options}" if options else "")
+    session = Session(Pictures(), parse_arm(arm), mode="train", batch=8, seed=0)
+    space, fresh = pasted(arm), copy.deepcopy(session.plain_model)
+    model = space["prepare"](fresh)
+    optimizer = Pictures().optimizer(model, fused="fused" in arm or None)
+    for batch in session.batches[:3]:
+        session.train_on(batch)
+        space["train_step"](model, optimizer, loss_of, *batch)
+    for mine, theirs in zip(weights(model), weights(session.plain_model), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    if "threads=1" in arm:
+        assert torch.get_num_threads() == 1
+
+
+def test_pasted_inference_gives_the_outputs_of_the_arm(device, plain_float32):
+    arm = f"{device.type}:bf16+channels_last"
+    session = Session(Pictures(), parse_arm(arm), mode="infer", batch=8, seed=0)
+    space = pasted(arm, "infer")
+    model = space["prepare"](copy.deepcopy(session.plain_model).train())
+    got = space["predict"](model, session.batches[0][0])
+    assert got.dtype == torch.bfloat16 and not model.training
+    torch.testing.assert_close(got, session.infer_on(session.batches[0]), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("arm", CUDA_ARMS)
+def test_code_for_a_card_is_whole_python_and_says_what_the_arm_does(arm, mode):
+    spec, text = parse_arm(arm), paste_of(parse_arm(arm), 64, mode)
+    compile(text, arm, "exec")
+    assert f"{spec.name} at batch 64" in text and "batch_size=64" in text
+    assert f'fp32_precision = "{"tf32" if spec.precision == "tf32" else "ieee"}"' in text
+    wanted = {
+        "memory_format=torch.channels_last": spec.channels_last,
+        "torch.compile(": bool(spec.compile),
+        'mode="max-autotune"': spec.compile == "max-autotune",
+        "torch.cuda.graph(": spec.graph,
+        "cudnn.benchmark = True": spec.cudnn_benchmark,
+        "use_kernels()": spec.kernels,
+        "SDPBackend.FLASH_ATTENTION": spec.sdpa == "flash",
+        "checkpoint(": spec.recompute,
+        "scaler.scale(loss)": spec.precision == "fp16" and mode == "train",
+        "GradScaler(": spec.precision == "fp16" and mode == "train",
+        "fused=True": mode == "train" and (spec.fused or (spec.graph and spec.precision == "fp16")),
+        "capturable=True": mode == "train" and spec.graph,
+    }
+    assert {words: words in text for words in wanted} == wanted
+
+
+@pytest.mark.gpu
+def test_a_pasted_recording_replays_the_step_on_a_card(plain_float32):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    session = Session(Pictures(), parse_arm("cuda:graph"), mode="infer", batch=8, seed=0)
+    space = pasted("cuda:graph", "infer")
+    model = space["prepare"](copy.deepcopy(session.plain_model))
+    run = space["record"](lambda inputs: space["predict"](model, inputs), session.batches[0][0])
+    torch.testing.assert_close(run(session.batches[1][0]), session.infer_on(session.batches[1]))
+
+
+def test_the_command_repeats_the_target_with_its_options():
+    config = LapConfig(target="net.py:net", input=("3x32x32",), workload={"width": 8})
+    assert use_commands(config, parse_arm("cuda:bf16"), has_card=True) == [
+        "hotlap train net.py:net --input 3x32x32 --set workload.width=8"
+    ]
+    train, infer = LapConfig(target="unet"), LapConfig(target="unet", mode="infer")
+    cpu, second = parse_arm("cpu:threads=2"), parse_arm("cuda:1:bf16")
+    assert use_commands(infer, cpu, has_card=False) == ["hotlap bench unet --mode infer --arms tuned-profile"]
+    assert use_commands(infer, cpu, has_card=True) == ["hotlap bench unet --mode infer --arms cpu,tuned-profile"]
+    assert use_commands(train, second, has_card=True) == ["hotlap train unet --device cuda:1"]
