@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def train(case: AdamCase, step, flush, device: torch.device = CPU) -> dict[str, 
     return results(state, before)
 
 
+@cache
 def truth(case: AdamCase) -> dict[str, torch.Tensor]:
     return train(replace(case, dtype=torch.float64), adam_step_ref, adam_flush_ref)
 

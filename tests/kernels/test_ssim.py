@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ def reason_against(impl: str, case: SsimCase, device: torch.device) -> str:
     return ""
 
 
+@cache
 def truth(case: SsimCase) -> dict[str, torch.Tensor]:
     found = outputs_and_grads(run_loss(l1_ssim_ref, case), in_float64(case.make(CPU)))
     return {name: found[name] for name in WANTED}
