@@ -1,0 +1,63 @@
+"""One kernel of CUDA C++ run on torch's stream: tensors are given as addresses, numbers and structures by value."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function
+
+Argument = Tensor | int | float | bytes | None
+PRIMITIVES = Path(__file__).with_name("primitives.cuh")
+
+
+@functools.cache
+def read_source(file: Path) -> str:
+    """The CUDA C++ of a kernel behind the primitives that it is written with."""
+    return PRIMITIVES.read_text(encoding="utf-8") + "\n" + file.read_text(encoding="utf-8")
+
+
+class Packed:
+    """Arguments where the driver looks for them; alive as long as this object."""
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        self._values = [_as_c(argument) for argument in arguments]
+        self._pointers = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(value) for value in self._values))
+
+    @property
+    def address(self) -> int:
+        """Of an array of pointers to the arguments."""
+        return ctypes.addressof(self._pointers)
+
+
+def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Array:
+    if argument is None:
+        return ctypes.c_void_p(0)
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, bytes):
+        return ctypes.create_string_buffer(argument, len(argument))
+    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
+
+
+def launch(
+    program: Program, name: str, grid: tuple[int, int, int], threads: int,
+    arguments: Sequence[Argument], device: torch.device,
+) -> None:  # fmt: skip
+    """Runs the kernel ``name`` on the current stream of ``device``; a grid without blocks is no launch."""
+    if not all(grid):
+        return
+    from cuda.bindings import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with torch.cuda.device(index):
+        ensure_context(index)
+        function = load_function(index, program, name)
+        stream = torch.cuda.current_stream().cuda_stream
+        packed = Packed(arguments)
+        done(driver.cuLaunchKernel(function, *grid, threads, 1, 1, 0, stream, packed.address, 0))
