@@ -123,8 +123,8 @@ def train_in_turn(target: str, device: str, options: dict[str, Any], *, graph: b
             resumed = time.perf_counter()
 
     config = TrainConfig(
-        target=target, workload=options, epochs=10_000, steps=(num_pairs(device) + 1) * length, log_every=length, workers=2,
-        eval_every=0, device=device, graph=graph,
+        target=target, workload=options, epochs=10_000, steps=(num_pairs(device) + 1) * length, log_every=length,
+        workers=2, eval_every=0, device=device, graph=graph,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(workload, config, Path(folder), torch.device(device), emit=heard)
