@@ -88,7 +88,7 @@ def _load(device: int, dtype: torch.dtype) -> _Loaded:
             function = load_function(device, program_for(dtype), "keyed_dropout_kernel")
     except (KernelUnavailable, ImportError, OSError, RuntimeError) as error:
         # A bindings package without its libraries, or a cache that cannot be written: the reference needs neither.
-        return _Loaded(why_not=f"the kernel cannot be loaded ({error})")
+        return _Loaded(why_not=f"the kernel cannot be loaded ({str(error).rstrip('.')})")
     return _Loaded(launch=driver.cuLaunchKernel, function=function)
 
 
