@@ -66,6 +66,17 @@ def test_a_card_gives_the_very_bits_that_its_own_torch_gives(case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", cuda.DTYPES, ids=str)
+def test_on_a_card_too_what_is_not_finite_stays_so_unless_it_is_lost(dtype):
+    case = DropoutCase(shape=(2, 600), samples=2, dtype=dtype)
+    inputs = on_a_card(case)
+    inputs["x"][:, ::3], inputs["x"][:, 1::3] = torch.nan, -torch.inf
+    got = run_dropout(partial(keyed_dropout, impl="cuda"), case)(inputs)["out"]
+    want = run_dropout(keyed_dropout_ref, case)(inputs)["out"]
+    assert torch.equal(got.nan_to_num(9, 8, 7), want.nan_to_num(9, 8, 7))
+
+
+@pytest.mark.gpu
 def test_a_captured_pass_reads_the_seeds_of_each_replay():
     case = DropoutCase(shape=(8, 40), samples=8)
     inputs = on_a_card(case)

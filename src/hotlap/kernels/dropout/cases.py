@@ -35,7 +35,7 @@ class DropoutCase:
 
     @property
     def id(self) -> str:
-        words = ["x".join(map(str, self.shape)), f"n{self.samples}", f"p{self.p}", self.layout]
+        words = ["x".join(map(str, self.shape)), f"n{self.samples}", f"p{self.p:.3g}", self.layout]
         words += ["channels"] if self.by_channel else []
         return "-".join([*words, str(self.dtype).removeprefix("torch.")])
 
@@ -96,13 +96,16 @@ SMALL = (
     DropoutCase(shape=(6, 3, 5), samples=2, p=0.3, layout="swapped", dtype=BF16),
     DropoutCase(shape=(4, 6, 3, 5), samples=4, by_channel=True),
     DropoutCase(shape=(4, 16, 3, 5), samples=2, by_channel=True, layout="channels_last", dtype=F16),
-    DropoutCase(shape=(4, 6, 3, 5), samples=4, p=0.3, layout="channels_last", dtype=BF16),
-    DropoutCase(shape=(2, 3, 4, 5), samples=2, layout="permuted", dtype=F16),
+    DropoutCase(shape=(4, 6, 3, 5), samples=4, p=1 / 3, layout="channels_last", dtype=BF16),
+    DropoutCase(shape=(2, 3, 4, 5), samples=2, p=1 / 3, layout="permuted", dtype=F16),
     DropoutCase(shape=(3, 130), samples=3, p=0.999, dtype=F16),
     DropoutCase(shape=(3, 129), samples=1, p=1e-9, dtype=F64),
     DropoutCase(shape=(3, 64), samples=3, p=0.0, dtype=BF16),
 )
-"""Nothing, one, primes, rows folded into samples, every layout and number format: small enough for a CPU."""
+"""Nothing, one, primes, rows folded into samples, every layout and number format: small enough for a CPU.
+
+A share of a third scales by 1.5, which leaves many products halfway between two numbers.
+"""
 
 REAL = tuple(
     DropoutCase(shape=shape, samples=shape[0], by_channel=by_channel, dtype=dtype, layout=layout)
