@@ -1,4 +1,5 @@
 import copy
+import hashlib
 import math
 
 import pytest
@@ -214,6 +215,23 @@ def test_compiled_the_masks_are_the_same_and_steps_do_not_compile_anew():
     assert len({tuple((out != 0).flatten().tolist()) for out in seen}) == len(seen)
     outs[1].sum().backward()
     assert model[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "p", "shape", "num", "calls", "digest"),
+    [
+        (nn.Dropout, 0.3, (6, 7, 11), 3, 1, "2f4b7223e2d72544"),
+        (nn.Dropout, 0.5, (4, 1000), 4, 2, "e7ce940ee379ae09"),
+        (nn.Dropout2d, 0.5, (4, 33, 3, 5), 4, 1, "723bb45e0cd96735"),
+        (nn.Dropout, 0.9, (5, 64), 3, 1, "79f0db2f65a7b339"),
+    ],
+)
+def test_masks_never_change(kind, p, shape, num, calls, digest, device):
+    """A training that is resumed, elsewhere or by a later version, goes on with the masks it began with."""
+    model, _ = keyed(nn.Dropout(0.3), kind(p), step=-77, first=5, num=num, device=device)
+    for _ in range(calls):
+        out = model[1](torch.ones(shape, device=device))
+    assert hashlib.sha256((out != 0).cpu().numpy().tobytes()).hexdigest()[:16] == digest
 
 
 def test_its_settings_are_shown():

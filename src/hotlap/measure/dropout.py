@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import UsageError
+from hotlap.kernels.dropout.op import keyed_dropout
+from hotlap.kernels.dropout.reference import ODD, place_numbers
 
 KEYED_KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that are replaced; those of a type derived from them are left alone."""
@@ -79,10 +81,9 @@ class KeyedDropout(nn.Module):
             return x
         if self.p >= 1:
             return x * 0
-        call = self._call()
-        shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if self.by_channel else list(x.shape)
-        keep = self._keep(shape, call, x.device)
-        return torch.where(keep, x, 0) * (1 / (1 - self.p))
+        start = _start_of(self.salt * 1013 + self._call())
+        seeds = self._seeds_for(x.shape[0])
+        return keyed_dropout(x, seeds, start, self.p, by_channel=self.by_channel, places=self._place)
 
     def _call(self) -> int:
         """Which call of this forward pass it is, from 1.
@@ -100,38 +101,22 @@ class KeyedDropout(nn.Module):
             )
         return 1
 
-    def _keep(self, shape: list[int], call: int, device: torch.device) -> Tensor:
-        """Which units stay: a boolean tensor of ``shape``.
+    def _seeds_for(self, rows: int) -> Tensor:
+        """A seed for each sample, or for each of ``rows`` where these do not go by sample."""
+        if self.key.num_samples > 0 and rows % self.key.num_samples == 0:
+            return self.key.seeds
+        self.is_odd = self.is_odd or self.key.num_samples > 0
+        return self.key.seeds_of(rows)
 
-        Rows may be samples, or several to a sample, as where [n, time, width] was folded to [n * time, width].
-        """
-        rows, width = shape[0], 1
-        for size in shape[1:]:
-            width *= size
-        seeds = self.key.seeds
-        if self.key.num_samples == 0 or rows % self.key.num_samples:
-            self.is_odd = self.is_odd or self.key.num_samples > 0
-            seeds = self.key.seeds_of(rows)
-        width *= rows // max(1, len(seeds))
-        x = seeds[:, None] + self._place(width, call, device)
-        x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-        x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073254261
-        return (x >= min(round(self.p * 2**32), 2**32 - 1) - 2**31).view(shape)
-
-    def _place(self, width: int, call: int, device: torch.device) -> Tensor:
-        """A number for each element of a sample, the same in every step."""
-        kept = self._places.get((width, call))
+    def _place(self, start: int, width: int, device: torch.device) -> Tensor:
+        """A number for each element of a sample, the same in every step and therefore kept."""
+        kept = self._places.get((width, start))
         if kept is None or kept.device != device:
-            start = _mix(torch.tensor(self.salt * 1013 + call, dtype=torch.int32, device=device) * _ODD)
-            kept = start + torch.arange(width, dtype=torch.int32, device=device) * _ODD
-            self._places[width, call] = kept
+            self._places[width, start] = kept = place_numbers(start, width, device)
         return kept
 
     def extra_repr(self) -> str:
         return f"p={self.p}, by_channel={self.by_channel}"
-
-
-_ODD = -1640531527  # 2**32 divided by the golden ratio, as a signed number: consecutive integers land far apart
 
 
 _Int32 = TypeVar("_Int32", Tensor, "numpy.typing.NDArray[numpy.int32]")
@@ -139,7 +124,7 @@ _Int32 = TypeVar("_Int32", Tensor, "numpy.typing.NDArray[numpy.int32]")
 
 
 def _seeds(sample: _Int32, step: int) -> _Int32:
-    return _mix(_mix(sample * _ODD + step))
+    return _mix(_mix(sample * ODD + step))
 
 
 def _mix(x: _Int32) -> _Int32:
@@ -149,6 +134,15 @@ def _mix(x: _Int32) -> _Int32:
     x = x ^ ((x >> 15) & 0x1FFFF)
     x = x * -2073254261
     return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _start_of(number: int) -> int:
+    """What :func:`_mix` makes of ``number * ODD``, reckoned without a device to wait for."""
+    x = number * ODD & 0xFFFFFFFF
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * -2073254261 & 0xFFFFFFFF
+    x ^= x >> 16
+    return x - (x >> 31 << 32)
 
 
 def key_dropout(model: nn.Module, device: torch.device) -> StepKey | None:

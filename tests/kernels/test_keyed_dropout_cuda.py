@@ -1,0 +1,267 @@
+"""The CUDA kernel of dropout by samples without a card: compiled for one, and run thread by thread on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hotlap.kernels import nvrtc
+from hotlap.kernels.agreement import outputs_and_grads
+from hotlap.kernels.dropout import cuda
+from hotlap.kernels.dropout.cases import BF16, F16, F32, F64, SMALL, DropoutCase, run_dropout
+from hotlap.kernels.dropout.reference import keyed_dropout_ref
+
+CPU = torch.device("cpu")
+HERE = Path(__file__).parent
+ONE = DropoutCase(shape=(4, 33), samples=4)
+
+
+@pytest.fixture(scope="module")
+def host_kernel(tmp_path_factory):
+    """The kernel for each number format, compiled for the CPU when it is first asked for."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    folder, made = tmp_path_factory.mktemp("dropout"), {}
+    files = [HERE / "dropout_host.hpp", Path(cuda.__file__).with_name("dropout.cu"), HERE / "dropout_host.cpp"]
+    (folder / "dropout.cpp").write_text("\n".join(file.read_text() for file in files))
+
+    def kernel(dtype):
+        number = cuda.DTYPES[dtype]
+        if number not in made:
+            options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", f"-DDTYPE={number}"]
+            command = [compiler, *options, "dropout.cpp", "-o", f"dropout{number}.so"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            made[number] = ctypes.CDLL(str(folder / f"dropout{number}.so"))
+        return made[number]
+
+    return kernel
+
+
+@pytest.fixture
+def on_host(host_kernel, monkeypatch):
+    """Launches run on the CPU; the list returned has the number of blocks of each."""
+    launches = []
+
+    def launch(device, dtype, blocks, values):
+        launches.append(blocks)
+        library = host_kernel(dtype)
+        assert library.argument_bytes() == cuda.LAYOUT.size
+        library.run(blocks, cuda.LAYOUT.pack(*values))
+
+    monkeypatch.setattr(cuda, "_launch", launch)
+    monkeypatch.setattr(cuda, "why_not", lambda x, seeds: "")
+    return launches
+
+
+class Seen(TorchDispatchMode):
+    """The names of the operations that torch is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.id)
+def test_gives_the_bits_of_the_reference_thread_by_thread(case, on_host):
+    want = outputs_and_grads(run_dropout(keyed_dropout_ref, case), case.make(CPU))
+    got = outputs_and_grads(run_dropout(cuda.keyed_dropout_cuda, case), case.make(CPU))
+    for name, wanted in want.items():
+        assert torch.equal(got[name], wanted), name
+    assert len(on_host) == (2 if want["out"].numel() else 0)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64])
+def test_numbers_that_are_not_finite_go_through_and_what_is_lost_is_zero(dtype, on_host):
+    case = DropoutCase(shape=(2, 600), samples=2, dtype=dtype)
+    inputs = case.make(CPU)
+    inputs["x"][:, ::3], inputs["x"][:, 1::3] = torch.nan, -torch.inf
+    (got,) = run_dropout(cuda.keyed_dropout_cuda, case)(inputs).values()
+    (want,) = run_dropout(keyed_dropout_ref, case)(inputs).values()
+    assert torch.equal(got.nan_to_num(9, 8, 7), want.nan_to_num(9, 8, 7))
+    assert got.isnan().any() and (got == 0).any()
+
+
+@pytest.mark.parametrize("layout", ["plain", "swapped", "channels_last"])
+def test_a_pass_is_one_launch_and_one_allocation(layout, on_host):
+    case = DropoutCase(shape=(4, 6, 3, 5), samples=4, layout=layout)
+    inputs = case.make(CPU)
+    x, grad = inputs["x"].requires_grad_(), torch.ones_like(inputs["x"])
+    with Seen() as forward:
+        (out,) = run_dropout(cuda.keyed_dropout_cuda, case)(inputs).values()
+    assert forward.names == ["empty_like"] and on_host == [1] and out.stride() == x.stride()
+    with Seen() as backward:
+        out.backward(grad)
+    assert set(backward.names) == {"empty_like", "detach"} and on_host == [1, 1]
+    assert backward.names.count("empty_like") == 1
+
+
+def test_a_gradient_with_gaps_is_copied_first(on_host):
+    inputs = ONE.make(CPU)
+    x = inputs["x"].requires_grad_()
+    (out,) = run_dropout(cuda.keyed_dropout_cuda, ONE)(inputs).values()
+    out.sum().backward()  # the gradient is one number, expanded
+    assert len(on_host) == 2 and torch.equal(x.grad, (out != 0) * 2.0)
+
+
+def test_it_can_be_differentiated_again(on_host):
+    case = DropoutCase(shape=(4, 10), samples=4, p=0.25, dtype=F64)
+    inputs = case.make(CPU)
+    x = inputs["x"].requires_grad_()
+
+    def layer(x):
+        return cuda.keyed_dropout_cuda(x, inputs["seeds"], case.start, case.p).square()
+
+    assert torch.autograd.gradgradcheck(layer, (x,))
+
+
+def test_seeds_changed_before_the_backward_pass_are_noticed(on_host):
+    inputs = ONE.make(CPU)
+    (out,) = run_dropout(cuda.keyed_dropout_cuda, ONE)({**inputs, "x": inputs["x"].requires_grad_()}).values()
+    inputs["seeds"].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_without_gradients_nothing_is_kept(on_host):
+    inputs = ONE.make(CPU)
+    with torch.no_grad():
+        (out,) = run_dropout(cuda.keyed_dropout_cuda, ONE)({**inputs, "x": inputs["x"].requires_grad_()}).values()
+    assert not out.requires_grad and len(on_host) == 1
+
+
+def test_a_gradient_the_kernel_cannot_take_goes_the_reference_way(on_host, monkeypatch):
+    inputs = ONE.make(CPU)
+    x = inputs["x"].requires_grad_()
+    (out,) = run_dropout(cuda.keyed_dropout_cuda, ONE)(inputs).values()
+    monkeypatch.setattr(cuda, "why_not", lambda x, seeds: "it cannot")
+    out.sum().backward()
+    assert len(on_host) == 1 and torch.equal(x.grad != 0, out != 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "by_channel", "digits"),
+    [
+        ("plain", False, (1, 360, 0, 0, 1)),
+        ("plain", True, (24, 15, 0, 1, 0)),
+        ("swapped", False, (4, 15, 15, 90, 1)),
+        ("channels_last", False, (15, 6, 90, 1, 15)),
+        ("channels_last", True, (15, 6, 6, 0, 1)),
+    ],
+)
+def test_memory_is_walked_through_as_it_lies(layout, by_channel, digits):
+    x = DropoutCase(shape=(4, 6, 3, 5), samples=4, layout=layout).make(CPU)["x"]
+    walk = cuda.walk_through(x.shape, x.stride(), by_channel)
+    assert walk == cuda.Walk(count=360, mask_count=24 if by_channel else 360, digits=digits)
+
+
+@pytest.mark.parametrize("layout", ["gaps", "permuted"])
+def test_memory_that_cannot_be_walked_through_is_told(layout):
+    x = DropoutCase(shape=(4, 6, 3, 5), samples=4, layout=layout).make(CPU)["x"]
+    assert cuda.walk_through(x.shape, x.stride(), False) is None
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_compiles_for_a_card(dtype, architecture):
+    pytest.importorskip("cuda.bindings")
+    try:
+        cubin = nvrtc.compile_cubin(cuda.program_for(dtype), architecture)
+    except RuntimeError as error:  # the bindings are there and the compiler is not
+        pytest.skip(f"no NVRTC: {error}")
+    assert cubin.startswith(b"\x7fELF") and b"keyed_dropout_kernel" in cubin
+
+
+class FarAway:
+    """A tensor on a card, as far as looking at it goes."""
+
+    def __init__(self, **looks):
+        looks = {"device": torch.device("cuda", 0), "dtype": F32, "layout": torch.strided, "size": 12, **looks}
+        self.device, self.dtype, self.layout, self.size = (looks[n] for n in ("device", "dtype", "layout", "size"))
+
+    def numel(self):
+        return self.size
+
+    def is_contiguous(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("looks", "reason"),
+    [
+        ({"device": CPU}, "the tensors are on cpu"),
+        ({"layout": torch.sparse_coo}, "x is a FarAway with the layout sparse_coo"),
+        ({"dtype": torch.int64}, "int64 is not among float32, float16, bfloat16 and float64"),
+        ({"size": 2**31}, "2147483648 elements are above 2147483647"),
+        ({"device": torch.device("cuda", 1)}, "the seeds are not int32, on the same card and without gaps"),
+    ],
+)
+def test_says_what_it_cannot_do(looks, reason, monkeypatch):
+    monkeypatch.setattr(cuda, "_PLAIN", (FarAway,))
+    assert cuda.why_not(FarAway(**looks), FarAway(dtype=torch.int32)) == reason
+
+
+def test_it_leaves_other_kinds_of_tensors_and_of_derivatives_alone(monkeypatch):
+    seeds = FarAway(dtype=torch.int32)
+    assert cuda.why_not(FarAway(), seeds) == "x is a FarAway with the layout strided"
+    monkeypatch.setattr(cuda, "_PLAIN", (FarAway,))
+    with torch.autograd.forward_ad.dual_level():
+        assert cuda.why_not(FarAway(), seeds) == "torch.func or forward-mode differentiation is at work"
+    reasons = []
+    torch.func.vmap(lambda x: reasons.append(cuda.why_not(FarAway(), seeds)) or x)(torch.zeros(3))
+    assert reasons == ["torch.func or forward-mode differentiation is at work"]
+
+
+@pytest.fixture
+def a_card(monkeypatch):
+    """A card with bindings as far as looking for them goes, nothing loaded yet and no capture under way."""
+    monkeypatch.setattr(cuda, "_PLAIN", (FarAway,))
+    monkeypatch.setattr(cuda, "_LOADED", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "why_no_compiler", lambda: "")
+    return FarAway(), FarAway(dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("read-only"), RuntimeError("read-only"), nvrtc.KernelUnavailable("read-only")]
+)
+def test_a_kernel_that_cannot_be_loaded_is_asked_for_once(error, a_card, monkeypatch):
+    pytest.importorskip("cuda.bindings")
+    asked = []
+
+    def load(device, program, name):
+        asked.append(name)
+        raise error
+
+    monkeypatch.setattr(cuda, "load_function", load)
+    for _ in range(2):
+        assert cuda.why_not(*a_card) == "the kernel cannot be loaded (read-only)"
+    assert asked == ["keyed_dropout_kernel"]
+
+
+def test_a_missing_library_is_named(a_card, monkeypatch):
+    monkeypatch.setattr(cuda, "why_no_compiler", nvrtc.why_no_compiler)
+    monkeypatch.setattr(nvrtc, "find_spec", lambda name: None)
+    assert cuda.why_not(*a_card) == "cuda-bindings is not installed"
+
+
+def test_nothing_is_loaded_while_a_graph_is_captured(a_card, monkeypatch):
+    monkeypatch.setattr(cuda, "load_function", lambda device, program, name: "a function")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert cuda.why_not(*a_card) == "nothing can be loaded while a CUDA graph is captured"
+    pytest.importorskip("cuda.bindings")
+    assert cuda.why_not(*a_card) == "", "it was not given up for good"
