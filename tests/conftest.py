@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,10 +153,27 @@ SMALL = ("--processes", "2", "--repeats", "3", "--seconds", "0.05", "--warmup-se
 
 @pytest.fixture(scope="session")
 def bench_run(tmp_path_factory, _bytecode):
-    """One real bench of a tiny MLP through the command line, shared by the tests that look at what it left."""
+    """One real bench of a tiny MLP through the command line, shared by the tests that look at what it left.
+
+    Also between processes that run tests side by side: the first to ask runs it, and the others wait.
+    """
+    apart = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (tmp_path_factory.getbasetemp().parent if apart else tmp_path_factory.getbasetemp()) / "bench"
+    told = folder / "told.json"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        give_up = time.monotonic() + 280
+        while not told.exists() and time.monotonic() < give_up:
+            time.sleep(0.1)
+    else:
+        _bench_tiny(folder, told)
+    return SimpleNamespace(folder=folder, done=SimpleNamespace(**json.loads(told.read_text())), runs=folder / "runs")
+
+
+def _bench_tiny(folder: Path, told: Path) -> None:
     import subprocess
 
-    folder = tmp_path_factory.mktemp("bench")
     (folder / "tiny.py").write_text(MLP)
     command = ["bench", "tiny.py:mlp", "--input", "8", "--arms", "cpu,cpu:bf16", "--batch", "4", *SMALL, "--json"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HOTLAP_")}
@@ -162,14 +181,14 @@ def bench_run(tmp_path_factory, _bytecode):
         [sys.executable, "-m", "hotlap", *command, "--set", "workload.width=12"],
         cwd=folder, env={**environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return SimpleNamespace(folder=folder, done=done, runs=folder / "runs")
+    whole = told.with_suffix(".part")
+    whole.write_text(json.dumps({"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}))
+    whole.rename(told)
 
 
 @pytest.fixture
 def jobs_in_process(monkeypatch):
     """Runs the jobs of a bench in this process: the same code and the same JSON, without the start of a worker."""
-    import json
-
     from hotlap.base.errors import HotlapError
     from hotlap.measure import fingerprint, worker
     from hotlap.measure.jobs import find_job

@@ -32,7 +32,7 @@ def now(monkeypatch):
     """The machine as a fresh process would tell it; a test may change it."""
     facts = {"key": KEY, "asked": []}
 
-    def run_job(job, *, timeout_s):
+    def run_job(job, *, timeout_s, nursery=None):
         facts["asked"].append(job)
         return encode(facts["key"])
 

@@ -45,16 +45,23 @@ class Waiter:
             pass
 
 
-def test_a_step_of_known_length_is_reported_as_it_is():
-    timer = ArmTimer(Waiter(0.005), seed=0)
+def quickest(seconds):
+    """The quickest block and the quickest step that the bench reports for steps of so many seconds, in milliseconds."""
+    timer = ArmTimer(Waiter(seconds), seed=0)
     timer.warm_up(protocol())
     trace = time_arms([timer], protocol(repeats=NUM_BLOCKS), quiet)
-    walls = next(m for m in trace.measurements if m.quantity == "wall").values
-    intervals = next(m for m in trace.measurements if m.quantity == "interval").values
-    assert len(walls) == len(intervals) == NUM_BLOCKS
-    # A busy machine can only add time to a step, so the quickest says what the bench itself adds.
-    assert 5.0 <= min(walls) < 5.1
-    assert 5.0 <= min(intervals) < 5.1
+    values = {m.quantity: m.values for m in trace.measurements}
+    assert len(values["wall"]) == len(values["interval"]) == NUM_BLOCKS
+    return min(values["wall"]), min(values["interval"])
+
+
+def test_a_step_of_known_length_is_reported_as_it_is():
+    # A busy machine can only add time to a step, so the quickest of many says what the bench itself adds.
+    found = []
+    while not found or (max(map(min, zip(*found, strict=True))) >= 5.1 and len(found) < 20):
+        found.append(quickest(0.005))
+    for fastest in map(min, zip(*found, strict=True)):
+        assert 5.0 <= fastest < 5.1
 
 
 def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
