@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-gpu check format clean constraints
+.PHONY: demo test test-slow test-gpu check format clean constraints
 
 # The whole round on a small U-Net; exit code 3 means that nothing faster was found or proven, which is an answer too.
 demo: $(READY)
@@ -13,7 +13,11 @@ demo: $(READY)
 
 # Two processes at a time: most tests wait for processes that they start.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
+
+# What takes longest: campaigns of kills, long compilations.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 # The same test bodies on a card, with whatever python3 has torch: nothing is installed.
 test-gpu:

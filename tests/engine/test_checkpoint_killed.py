@@ -21,6 +21,7 @@ def rounds(*arguments) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_saver_killed_at_random_loses_nothing_that_it_reported(tmp_path):
     found = rounds("random", tmp_path, 36, 20260211)
     assert len(found) == 36
@@ -33,6 +34,7 @@ def test_a_saver_killed_at_random_loses_nothing_that_it_reported(tmp_path):
     assert all(one["best"] == one["step"] // 7 * 7 for one in found if one["step"] and one["step"] >= 7)
 
 
+@pytest.mark.slow
 def test_a_saver_killed_at_any_line_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     *killed, through = rounds("line", tmp_path)
     assert len(killed) > 100, "a save has many lines"

@@ -13,6 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_kills", "workers", "phases"), [(50, 0, {"step", "save", "evaluate"}), (6, 2, set())], ids=["50", "workers"]
 )

@@ -205,8 +205,8 @@ def child_with_listener(child, body: str, listen):
 
 def test_a_training_told_to_stop_may_answer_and_is_killed_if_it_never_does(child, monkeypatch):
     polite = (
-        "def leave(*_): say({'result': {'status': 'interrupted'}}); os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, leave)\nsay({'event': {'kind': 'note'}})\ntime.sleep(30)"
+        "told = []\nsignal.signal(signal.SIGTERM, lambda *_: told.append(1))\nsay({'event': {'kind': 'note'}})\n"
+        "while not told: time.sleep(0.01)\nsay({'result': {'status': 'interrupted'}})\nos._exit(0)"
     )
 
     def interrupt_once(event):

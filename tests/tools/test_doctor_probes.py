@@ -263,6 +263,7 @@ def test_the_processor_probe_runs_in_its_own_process():
         assert word in finding.observed
 
 
+@pytest.mark.slow
 def test_torch_compile_on_the_processor_with_and_without_a_compiler(tmp_path):
     bare = {**os.environ, "PATH": str(tmp_path), "CXX": ""}
     # Side by side, because each spends most of its time in imports and in the compiler.

@@ -333,6 +333,7 @@ def test_a_bench_goes_on_without_a_form_that_cannot_be_made(monkeypatch):
     assert record.verdict.exit_code == 4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # the compiler alone takes a quarter of a minute, and many times that on a busy machine
 def test_a_library_compiled_ahead_of_time_is_made_in_one_process_and_right_in_another(net):
     if deployed.shutil.which("g++") is None:

@@ -74,6 +74,7 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_killed_and_short_of_memory_it_comes_to_the_same_end(tmp_path, undisturbed, alarm):
     told = []
     config = TrainConfig(
@@ -96,6 +97,7 @@ def test_killed_and_short_of_memory_it_comes_to_the_same_end(tmp_path, undisturb
     )
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_saves_and_goes_on_in_one_process(tmp_path, undisturbed):
     process = start(tmp_path, "--set", "workload.pause_s=0.2")
     deadline = time.monotonic() + PATIENCE_S

@@ -124,6 +124,7 @@ def command(tmp_path):
         command.process.wait()
 
 
+@pytest.mark.slow
 def test_killed_parent_then_both_then_resumed(command, undisturbed):
     """Its parent gone, a training saves and leaves by itself; with both gone, the last checkpoint is the way on."""
     child = command.begin().until_step(2).child()
