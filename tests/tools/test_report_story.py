@@ -132,6 +132,16 @@ def test_an_inconclusive_or_unfinished_run_asks_for_another():
     assert "still running" in next_steps([running])[0].text
 
 
+def test_a_bench_that_another_verb_ran_is_asked_for_with_all_that_made_it():
+    config = {"target": "net.py:make", "input": ["3x8x8"], "mode": "infer", "batch": 4, "workload": {"width": 16}}
+    by_lap = dataclasses.replace(fake_records.cpu_bench(), command=["hotlap", "lap", "net.py:make"], config=config)
+    again = next(step.command for step in next_steps([by_lap]) if "more processes" in step.text)
+    assert again == (
+        "hotlap bench net.py:make --arms cpu,cpu:channels_last --input 3x8x8 --mode infer --batch 4 "
+        "--set workload.width=16 --processes 16"
+    )
+
+
 def test_records_of_several_machines_are_told_apart():
     here = dataclasses.replace(fake_records.gpu_bench(), environment=fake_records.environment(gpu=False))
     assert "The records are of 2 machines" in words([here, fake_records.gpu_bench()], "Can I trust it?")

@@ -94,7 +94,11 @@ def _bench_again(record: RunRecord, processes: int) -> str:
     if "bench" not in words:
         arms = ",".join(arm.name for arm in record.arms if arm.role != "context")
         words = ["hotlap", "bench", _typed(_target(record)), "--arms", shlex.quote(arms)]
-        words += ["--mode", str(record.config["mode"])] if record.config.get("mode") else []
+        words += [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
+        for flag in ("mode", "batch"):
+            words += [f"--{flag}", str(record.config[flag])] if record.config.get(flag) else []
+        for name, value in (record.config.get("workload") or {}).items():
+            words += ["--set", shlex.quote(f"workload.{name}={value}")]
     return " ".join([*words, "--processes", str(processes)])
 
 
