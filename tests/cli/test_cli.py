@@ -17,7 +17,7 @@ from hotlap import targets
 from hotlap.base import registry
 from hotlap.base.registry import Registry
 from hotlap.cli.main import run
-from hotlap.cli.verbs import VERBS
+from hotlap.cli.verbs import GROUPS, VERBS, Verb
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import begin, find_runs, run_folder, save
@@ -55,18 +55,31 @@ def test_the_overview_names_every_verb_and_exit_code(hotlap_cli):
     for arguments in ([], ["--help"], ["-h"], ["help"]):
         told = hotlap_cli(*arguments)
         assert told.code == 0
-        assert all(f"  {name} " in told.out for name in VERBS)
+        assert all(f"  {name} " in told.out for name in [*GROUPS, *VERBS] if " " not in name)
         assert "5 out of memory" in told.out
     assert hotlap_cli("--version").out == f"hotlap {hotlap.__version__}\n"
 
 
 @pytest.mark.parametrize("verb", BUILT)
 def test_the_help_of_a_verb_has_its_example_and_the_common_options(hotlap_cli, verb):
-    told = hotlap_cli(verb, "--help")
+    told = hotlap_cli(*verb.split(), "--help")
     assert told.code == 0
     assert VERBS[verb].example in " ".join(told.out.split())
     for flag in ("--json", "--quiet", "--dry-run", "--config", "--set"):
         assert flag in told.out
+
+
+def test_an_application_lists_its_verbs_and_runs_them_with_their_settings(hotlap_cli, monkeypatch):
+    monkeypatch.setitem(GROUPS, "paint", "pictures of numbers")
+    verb = Verb("draws one", "hotlap paint draw latest", "run_show", "hotlap.cli.commands:ShowConfig", "run")
+    monkeypatch.setitem(VERBS, "paint draw", verb)
+    assert "  paint        pictures of numbers\n" in hotlap_cli().out
+    for arguments in (["paint"], ["paint", "--help"]):
+        assert "  draw         draws one\n" in hotlap_cli(*arguments).out
+    assert "usage: hotlap paint draw" in hotlap_cli("paint", "draw", "--help").out
+    told = hotlap_cli("paint", "drwa")
+    assert told.code == 2
+    assert "unknown verb 'paint drwa'" in told.err and "'paint draw'" in told.err
 
 
 def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 import hotlap
 from hotlap.base.errors import EXIT_OK, HotlapError, UnknownName, did_you_mean
-from hotlap.cli.verbs import VERBS
+from hotlap.cli.verbs import GROUPS, VERBS, Verb
 
 EXIT_INTERRUPTED = 130
 
@@ -34,7 +36,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.write(f"hotlap {hotlap.__version__}\n")
         return EXIT_OK
     try:
-        return _dispatch(arguments[0], arguments[1:])
+        return _dispatch(arguments)
     except HotlapError as error:
         complain(str(error))
         return error.exit_code
@@ -46,20 +48,28 @@ def run(arguments: list[str]) -> int:
         return EXIT_OK
 
 
-def _dispatch(name: str, arguments: list[str]) -> int:
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[0] in GROUPS and (len(arguments) == 1 or arguments[1] in ("-h", "--help", "help")):
+        sys.stdout.write(group_overview(arguments[0]))
+        return EXIT_OK
+    words = 2 if arguments[0] in GROUPS else 1
+    name = " ".join(arguments[:words])
     verb = VERBS.get(name)
     if verb is None:
-        raise UnknownName(f"unknown verb {name!r}", remedy=did_you_mean(name, VERBS))
+        raise UnknownName(f"unknown verb {name!r}", remedy=did_you_mean(name, [*VERBS, *GROUPS]))
     from hotlap.cli import options
 
     try:
-        request = options.parse(name, verb, arguments)
+        request = options.parse(name, verb, arguments[words:])
     except SystemExit as done:  # argparse leaves this way after --help
         return int(done.code or 0)
-    from hotlap.cli import commands
-
-    code: int = getattr(commands, verb.handler)(request)
+    code: int = _handler(verb)(request)
     return code
+
+
+def _handler(verb: Verb) -> Any:
+    module, _, function = verb.handler.rpartition(":")
+    return getattr(importlib.import_module(module or "hotlap.cli.commands"), function)
 
 
 def complain(text: str) -> None:
@@ -75,7 +85,8 @@ def overview() -> str:
         "usage: hotlap VERB [TARGET] [options]        hotlap VERB --help shows a verb's options",
         "",
     ]
-    lines += [f"  {name:<10} {verb.summary}" for name, verb in VERBS.items()]
+    lines += _verb_lines({name: verb for name, verb in VERBS.items() if " " not in name})
+    lines += ["", "applications:"] * bool(GROUPS) + [f"  {name:<12} {summary}" for name, summary in GROUPS.items()]
     lines += [
         "",
         "TARGET is a registered name (hotlap list), module:factory or file.py:factory.",
@@ -84,6 +95,24 @@ def overview() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def group_overview(group: str) -> str:
+    """The verbs of one application."""
+    own = {name: verb for name, verb in VERBS.items() if name.startswith(f"{group} ")}
+    lines = [
+        f"hotlap {group}: {GROUPS[group]}",
+        "",
+        f"usage: hotlap {group} VERB [options]        hotlap {group} VERB --help shows a verb's options",
+        "",
+        *_verb_lines({name.partition(" ")[2]: verb for name, verb in own.items()}),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _verb_lines(verbs: dict[str, Verb]) -> list[str]:
+    return [f"  {name:<12} {verb.summary}" for name, verb in verbs.items()]
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """One word after ``hotlap``."""
+    """What follows ``hotlap``: one word, or an application and one of its verbs (``splat train``)."""
 
     summary: str
     example: str
     handler: str
-    """Function in ``hotlap.cli.commands``."""
+    """Function in ``hotlap.cli.commands``, or ``module:function`` elsewhere in ``hotlap.cli``."""
     config: str = ""
     """``module:Class`` of the settings its options are made from."""
     positional: str = ""
@@ -109,3 +109,6 @@ VERBS: dict[str, Verb] = {
         "what",
     ),
 }
+
+GROUPS: dict[str, str] = {}
+"""The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""
