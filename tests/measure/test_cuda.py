@@ -218,7 +218,7 @@ def test_a_bench_of_cpu_and_card_from_end_to_end(tmp_path, monkeypatch):
     assert record.status == "complete" and load_record(record.path) == record
     assert {g.arm: g.passed for g in record.gates} == {"cpu:threads=2": True, "cuda": True, "cuda:bf16": True}
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall"}
-    assert heads["cuda"].verdict == "faster" and heads["cuda"].ratio > 2
+    assert heads["cuda"].verdict == "faster" and heads["cuda"].ratio > 2, (heads["cuda"], record.verdict.lines)
     for arm in ("cuda", "cuda:bf16"):
         row = record.arm(arm)
         assert {"wall", "interval", "device", "transfer"} <= {s.quantity for s in row.summaries}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels.agreement import Inputs
+from hotlap.kernels.ssim.reference import compared
 
 TOLERANCES = {torch.float32: 5e-5, torch.float64: 1e-11, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Largest error over the largest number, of the loss and of the gradient.
@@ -19,6 +20,10 @@ float32 in such a number, 2.4e-7, is 1e-4 of the smallest divisor, and over a wi
 it is 2^29 times less. In float16 and bfloat16 the gradient is rounded once when it is handed to the
 image, by 2^-11 and 2^-8; the arithmetic is float32.
 """
+
+
+CLOSEST = 1e-5
+"""Numbers of image and target are equal or this far apart: a hundred roundings of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +72,46 @@ class SsimCase:
         row, pixel = torch.arange(self.height)[:, None, None], torch.arange(self.width)[:, None]
         scene = 0.5 + 0.3 * torch.sin(0.3 * row + 0.17 * pixel + torch.arange(self.channels))
         scene = (scene + 0.1 * (uniform(*shape) - 0.5)).clamp(0, 1)
-        image = (scene + 0.2 * (uniform(*shape) - 0.5)).to(device, self.dtype)
-        if self.strided:
-            image = torch.stack([image, torch.zeros_like(image)], dim=-1)[..., 0]
+        image = (scene + 0.2 * (uniform(*shape) - 0.5)).to(self.dtype)
         if self.alpha:
             scene = torch.cat([scene, uniform(*shape[:3], 1).round(decimals=1)], dim=-1)
         target = (scene * 255).to(torch.uint8) if self.bytes else scene.to(self.dtype)
+        background = uniform(self.batch, self.channels) if self.alpha else None
+        image = _off_the_kink(image, target, background).to(device)
+        if self.strided:
+            image = torch.stack([image, torch.zeros_like(image)], dim=-1)[..., 0]
         mask = (1.6 * uniform(*shape[:3]) - 0.3).clamp(0, 1) if self.masked else None
         return {
             "image": image,
             "target": target.to(device),
             "mask": None if mask is None else mask.to(device),
-            "background": uniform(self.batch, self.channels).to(device) if self.alpha else None,
+            "background": None if background is None else background.to(device),
         }
 
 
+def _off_the_kink(image: Tensor, target: Tensor, background: Tensor | None) -> Tensor:
+    """The image without numbers that only rounding tells from the target's.
+
+    There the slope of L1 jumps from -1 to 1, and among millions of numbers some would have another sign in float32 than
+    in the reference's float64: both right, and far apart. Numbers that are equal stay so: their slope is 0.
+    """
+    _, wanted = compared(image.double(), target, None, background)
+    gap = image.double() - wanted
+    image[(gap != 0) & (gap.abs() < CLOSEST)] += 4 * CLOSEST
+    return image
+
+
 def run_loss(loss: Callable[..., Tensor], case: SsimCase) -> Callable[[Inputs], dict[str, Tensor]]:
-    """A function from a case's inputs to the loss; no gradient is asked for but the image's."""
+    """A function from a case's inputs to the loss; no gradient is asked for but the image's.
+
+    The loss is scaled by the number of pixels, as a gradient scaler does it: the slope of a mean over a million numbers
+    is too small for float16.
+    """
 
     def run(inputs: Inputs) -> dict[str, Tensor]:
         fixed = {name: t if t is None else t.detach() for name, t in inputs.items() if name != "image"}
-        return {"loss": loss(inputs["image"], ssim_weight=case.ssim_weight, **fixed)}
+        mean = loss(inputs["image"], ssim_weight=case.ssim_weight, **fixed)
+        return {"loss": mean * (case.batch * case.height * case.width)}
 
     return run
 
