@@ -8,7 +8,7 @@
 typedef unsigned char u8;
 
 #define DEVICE static inline
-#define KERNEL(threads, blocks) static void
+#define KERNEL(...) static void
 #define SHARED(type, name, count)                          \
     alignas(16) static type name[count];                   \
     static int name##_block = -1;                          \

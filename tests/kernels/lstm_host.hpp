@@ -1,11 +1,11 @@
 // The primitives of lstm.cu on a CPU, over fibres.hpp.
 //
-// Compiled in front of lstm.cu in place of primitives.cuh. The products follow the layouts of PTX's mma instructions.
+// Compiled in front of lstm.cu in place of primitives.cuh and cluster.cuh. The products follow the layouts of PTX's mma instructions.
 // Shared memory starts as NaN. A store to another block is seen at once or only after the next cluster barrier, at
 // random, so that a kernel that does not wait where it must gives wrong numbers.
 
 #define DEVICE static inline
-#define KERNEL(cluster, threads, blocks) static void
+#define CLUSTER_KERNEL(cluster, threads, blocks) static void
 
 #if DTYPE == 0
 typedef float elem;
@@ -35,8 +35,8 @@ static int tile_index, tile_direction;
 static Block& block() { return cluster->blocks[self->block]; }
 static unsigned char* shared_memory() { return block().shared.data(); }
 static int thread_index() { return self->thread; }
-static int block_index() { return tile_index * (int)cluster->blocks.size() + self->block; }
-static int direction_index() { return tile_direction; }
+static int block_x() { return tile_index * (int)cluster->blocks.size() + self->block; }
+static int block_y() { return tile_direction; }
 static int cluster_rank() { return self->block; }
 static void block_barrier() { Barrier& b = block().barrier; wait(b, arrive(b, 256)); }
 static void pair_barrier(int pair) { Barrier& b = block().pairs[pair]; wait(b, arrive(b, 64)); }

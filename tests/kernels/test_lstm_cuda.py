@@ -132,10 +132,10 @@ def test_float32_is_float32_unless_torch_may_use_tf32(plain_float32):
 def test_says_what_it_cannot_do(capability, dtype, hidden, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(nvrtc, "find_spec", lambda name: object())
+    monkeypatch.setattr(nvrtc, "has_bindings", lambda: True)
     assert why_not(torch.device("cuda"), dtype, hidden) == reason
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(nvrtc, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvrtc, "has_bindings", lambda: False)
     assert why_not(torch.device("cuda"), F32, 64) == "cuda-bindings is not installed"

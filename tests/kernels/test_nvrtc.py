@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotlap.base.errors import KernelUnavailable
+from hotlap.kernels import nvrtc
 from hotlap.kernels.nvrtc import Program, compile_cubin, done
 
 
@@ -31,3 +32,15 @@ def test_another_value_of_a_macro_is_another_program(tmp_path):
 def test_a_failed_call_is_named():
     with pytest.raises(KernelUnavailable, match="a CUDA call of a kernel failed: 700"):
         done((700,))
+
+
+def test_the_bindings_are_looked_for_once_however_often_a_kernel_asks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(nvrtc, "find_spec", asked.append)  # which returns None: they are not there
+    nvrtc.has_bindings.cache_clear()
+    try:
+        for _ in range(3):
+            assert nvrtc.why_no_compiler() == "cuda-bindings is not installed"
+    finally:
+        nvrtc.has_bindings.cache_clear()
+    assert asked == ["cuda"]

@@ -289,6 +289,6 @@ class Shaped:
 def test_says_what_it_cannot_do(device, dtype, channels, num_splats, capability, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(nvrtc, "find_spec", lambda name: object())
+    monkeypatch.setattr(nvrtc, "has_bindings", lambda: True)
     splats = SimpleNamespace(means=Shaped(num_splats, device, dtype), colors=torch.empty(1, channels))
     assert why_not(splats, View(width=1, height=1)) == reason

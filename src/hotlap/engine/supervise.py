@@ -19,7 +19,7 @@ from hotlap.base.errors import HotlapError, UsageError, WorkerDied
 from hotlap.base.events import Emit, Event
 from hotlap.device.host import oom_kill_count
 from hotlap.engine.config import CHECKPOINTS, TrainConfig
-from hotlap.measure.process import MARK, revive_error, worker_environment
+from hotlap.measure.process import MARK, read_messages, revive_error, worker_environment
 from hotlap.records.codec import decode, encode
 
 CHILD = "hotlap.engine.child"
@@ -196,13 +196,7 @@ def _read_within(seconds: float, read: Callable[[], Any], child: subprocess.Pope
 
 
 def _read(stream: IO[str], emit: Emit) -> dict[str, Any] | None:
-    for line in stream:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(message, dict):
-            continue
+    for message in read_messages(stream):
         if "event" in message:
             emit(decode(Event, message["event"]))
         else:

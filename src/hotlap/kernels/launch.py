@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +19,9 @@ PRIMITIVES = Path(__file__).with_name("primitives.cuh")
 
 
 @functools.cache
-def read_source(file: Path) -> str:
+def read_source(*files: Path) -> str:
     """The CUDA C++ of a kernel behind the primitives that it is written with."""
-    return PRIMITIVES.read_text(encoding="utf-8") + "\n" + file.read_text(encoding="utf-8")
+    return "\n".join(file.read_text(encoding="utf-8") for file in (PRIMITIVES, *files))
 
 
 class Packed:
@@ -47,17 +49,44 @@ def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float
 
 def launch(
     program: Program, name: str, grid: tuple[int, int, int], threads: int,
-    arguments: Sequence[Argument], device: torch.device,
+    arguments: Sequence[Argument], device: torch.device, *, shared_bytes: int = 0,
 ) -> None:  # fmt: skip
     """Runs the kernel ``name`` on the current stream of ``device``; a grid without blocks is no launch."""
     if not all(grid):
         return
-    from cuda.bindings import driver
-
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
-        ensure_context(index)
-        function = load_function(index, program, name)
-        stream = torch.cuda.current_stream().cuda_stream
+        function = load_function(index, program, name, shared_bytes)
         packed = Packed(arguments)
-        done(driver.cuLaunchKernel(function, *grid, threads, 1, 1, 0, stream, packed.address, 0))
+        enqueue(function, grid, threads, packed.address, index, shared_bytes=shared_bytes)
+
+
+class _Thread(threading.local):
+    has_context = False
+    """Whether this thread has made sure of one."""
+
+
+_THREAD = _Thread()
+
+
+def enqueue(
+    function: Any, grid: tuple[int, int, int], threads: int, address: int, index: int, *, shared_bytes: int = 0
+) -> None:
+    """Puts a loaded kernel on the current stream of the card ``index``; ``address`` is that of its packed arguments."""
+    if torch.cuda.current_device() != index:
+        with torch.cuda.device(index):
+            return enqueue(function, grid, threads, address, index, shared_bytes=shared_bytes)
+    if not _THREAD.has_context:
+        ensure_context(index)
+        _THREAD.has_context = True
+    # As Triton asks for it: a Stream object takes longer to make than the launch itself.
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    done(_driver_launch()(function, *grid, threads, 1, 1, shared_bytes, stream, address, 0))
+    return None
+
+
+@functools.cache
+def _driver_launch() -> Any:
+    from cuda.bindings import driver
+
+    return driver.cuLaunchKernel

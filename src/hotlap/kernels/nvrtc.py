@@ -38,9 +38,15 @@ def why_no_compiler() -> str:
     """Why nothing can be compiled and launched here; '' if it can."""
     import torch
 
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+    if not has_bindings():
         return "cuda-bindings is not installed"
     return "" if torch.cuda.is_available() else "no CUDA device"
+
+
+@functools.cache
+def has_bindings() -> bool:
+    """Whether NVRTC and the driver can be reached from Python; looked for once, for kernels ask at every call."""
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
 
 
 def compile_cubin(program: Program, architecture: str) -> bytes:

@@ -1,5 +1,5 @@
-// What the training kernels need of the machine; no header of the toolkit, so that NVRTC needs no path to any.
-// Compiled in front of the kernels of ssim, adam and densify.
+// What kernels need of the machine; no header of the toolkit, so that NVRTC needs no path to any.
+// Compiled in front of the kernels of ssim, adam, densify, dropout and, with cluster.cuh after it, lstm.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -8,7 +8,8 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+// Threads of a block and, where it matters, blocks of a multiprocessor.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #define UNROLL _Pragma("unroll")
 #define WHOLE_WARP 0xffffffffu
@@ -38,3 +39,8 @@ DEVICE float to_float(half16 x) {
     return y;
 }
 DEVICE float to_float(brain16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE half16 to_half(float x) {
+    half16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}

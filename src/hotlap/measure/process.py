@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -149,14 +149,19 @@ def _converse(worker: Worker, job: dict[str, Any], listen: Listen) -> dict[str, 
     return answer
 
 
-def _read_answer(stream: IO[str], listen: Listen) -> dict[str, Any] | None:
+def read_messages(stream: IO[str]) -> Iterator[dict[str, Any]]:
+    """What a process of ours says, a message a line; whatever else got into its pipe is passed over."""
     for line in stream:
         try:
             message = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(message, dict):
-            continue
+        if isinstance(message, dict):
+            yield message
+
+
+def _read_answer(stream: IO[str], listen: Listen) -> dict[str, Any] | None:
+    for message in read_messages(stream):
         if "progress" in message:
             listen(message["progress"], message["done"], message["total"])
         else:

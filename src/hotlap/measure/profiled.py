@@ -7,6 +7,7 @@ and idle gaps come from a trace without them; source lines and the memory timeli
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
     session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"])
     timer = ArmTimer(session, seed=job["seed"])
-    timer.warm_up(WARM_UP)
+    timer.warm_up(dataclasses.replace(WARM_UP, warmup_seconds=job.get("warmup_seconds", WARM_UP.warmup_seconds)))
     listen("the step without the profiler", 1, total)
     steps = max(int(job["steps"]), 1)
     plain = [time_block(_call(session), steps, session.device).wall_ms for _ in range(NUM_BLOCKS)]

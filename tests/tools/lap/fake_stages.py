@@ -51,6 +51,11 @@ def said(headline: str, code: int = 0) -> Verdict:
     return Verdict(outcome="ok", headline=headline, exit_code=code)
 
 
+def trial(arm: str, batch: int, *, peak_bytes: int | None = None, **more) -> dict:
+    """A row of the search's table."""
+    return {"stage": "scout", "arm": arm, "batch": batch, "rung": 0, "peak_bytes": peak_bytes, "status": "ok"} | more
+
+
 @dataclasses.dataclass
 class Day:
     """What the stages find; the fields are what a test wants to be otherwise."""
@@ -78,7 +83,7 @@ class Day:
             return {"extra": {"profile": {"advice": list(self.advice)}}, "verdict": said("recurrent 90%")}
         if name == "tune":
             winner = dict(zip(("arm", "batch"), self.winner, strict=True)) if self.winner else None
-            rows = [{"arm": "cpu", "batch": 16, "peak_bytes": 7 * MIB, "status": "ok"}, *self.trials]
+            rows = [trial("cpu", 16, wall_ms=[10.0], peak_bytes=7 * MIB), *self.trials]
             found = {"key": {"memory_bytes": self.memory}} | {
                 "winner": winner,
                 "stored": self.stored,

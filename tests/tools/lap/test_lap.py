@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_stages import MIB, NAMES, Day, fake_stages, ran
+from fake_stages import MIB, NAMES, Day, fake_stages, ran, trial
 
 from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory
 from hotlap.base.settings import Layer, resolve
 from hotlap.cli.main import run as hotlap_command
+from hotlap.measure.arms import parse_arm
 from hotlap.records.lap import lap_of, stage_records
 from hotlap.records.run import load_record, resolve_run, save
+from hotlap.tools import bench as bench_tool
 from hotlap.tools.lap import LapConfig, lap, preview
+from hotlap.tools.lap import stages as real
 from hotlap.tools.lap.stages import Round, search_budget_s
 
 ADVICE = (
@@ -75,8 +78,8 @@ def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path
     [
         (Day(), True),
         (Day(memory=19 * MIB), False),
-        (Day(memory=19 * MIB, trials=({"arm": "cpu", "batch": 32, "peak_bytes": 9 * MIB, "status": "ok"},)), True),
-        (Day(trials=({"arm": "cpu", "batch": 32, "peak_bytes": None, "status": "out of memory"},)), False),
+        (Day(memory=19 * MIB, trials=(trial("cpu", 32, peak_bytes=9 * MIB),)), True),
+        (Day(trials=(trial("cpu", 32, status="out of memory"),)), False),
     ],
 )
 def test_the_old_arm_at_the_new_batch_is_timed_only_where_it_is_likely_to_fit(tmp_path, day, shown):
@@ -226,16 +229,65 @@ def test_a_wrong_setting_is_named_with_its_value(settings, words):
 
 def test_quick_brings_its_settings_beneath_those_given():
     config = resolve(LapConfig, [Layer("test", {"target": "net", "quick": True, "processes": 4})]).config
-    assert (config.budget, config.processes) == ("150s", 4)
-    assert "--quick gives up" in preview(config)[-1]
-    wanted = preview(dataclasses.replace(config, doctor=False, profile=False, quick=False))
+    assert (config.budget, config.processes, config.verify) == ("150s", 4, False)
+    *stages, _, given_up = preview(config)
+    assert [line.split()[2].rstrip(":") for line in stages] == [
+        "doctor", "baseline", "profile-before", "tune", "bench", "report",
+    ]  # fmt: skip
+    assert "--quick gives up" in given_up
+    wanted = preview(dataclasses.replace(config, doctor=False, profile=False, verify=True, quick=False))
     assert [line.split()[2].rstrip(":") for line in wanted[:-1]] == ["baseline", "tune", "verify", "bench", "report"]
+
+
+def lap_with_real_bench(folder, monkeypatch, trials, **settings):
+    """A lap whose last stage decides for itself whether to measure; what it would measure is as it was made up."""
+    *others, last = fake_stages(folder, Day(winner=("cpu:fused", 16), trials=trials, advice=ADVICE))
+    rounds = []
+
+    def run(lap):
+        rounds.append(lap)
+        return real.bench(lap)
+
+    monkeypatch.setattr(bench_tool, "bench", lambda config, emit: last.run(rounds[0]))
+    config = LapConfig(target="net", runs=folder / "runs", report=False, **settings)
+    return lap(config, stages=[*others, dataclasses.replace(last, run=run)])
+
+
+@pytest.mark.parametrize(
+    ("ms", "settings", "is_benched"),
+    [
+        (9.8, {"quick": True}, False),
+        (9.0, {"quick": True}, True),
+        (9.8, {}, True),
+        (9.8, {"quick": True, "advice": 1}, True),
+    ],
+)
+def test_quick_tries_to_prove_only_what_it_could_prove(tmp_path, monkeypatch, ms, settings, is_benched):
+    trials = (trial("cpu:fused", 16, wall_ms=[ms]),)
+    record = lap_with_real_bench(tmp_path, monkeypatch, trials, **settings)
+    assert ("bench" in ran(tmp_path)) == is_benched
+    assert record.verdict.exit_code == (0 if is_benched else 3)
+    if not is_benched:
+        assert record.verdict.outcome == "nothing faster"
+        words = "the search saw 1.02x, and with --quick the bench names no difference under 10%"
+        assert words in record.verdict.headline and f"bench was skipped: {words}" in " ".join(record.verdict.lines)
+        (row,) = lap_of(record).table
+        assert (row.role, row.arm, row.ratio) == ("before", "cpu", None), "a search's trials are no speed-up"
+
+
+def test_quick_measures_where_the_search_has_not_tried_the_baseline(tmp_path, monkeypatch):
+    config = {"quick": True, "baseline": "cpu:threads=2"}
+    monkeypatch.setattr(Round, "baseline", property(lambda self: parse_arm("cpu:threads=2")))
+    lap_with_real_bench(tmp_path, monkeypatch, (trial("cpu:fused", 16, wall_ms=[9.8]),), **config)
+    assert "bench" in ran(tmp_path)
 
 
 def test_the_search_gets_what_the_other_stages_leave():
     config = LapConfig(target="net", budget="10m", processes=8)
     idle = Round(config, Path("runs"), seconds={"doctor": 10.0, "baseline": 20.0, "profile-before": 30.0})
     assert search_budget_s(idle) == 600 - 60 - (10 * 8 * 1.5 + 30 + 15)
+    once = Round(dataclasses.replace(config, profile_after=False, verify=False), Path("runs"), seconds=idle.seconds)
+    assert search_budget_s(once) == 600 - 60 - 10 * 8 * 1.5, "what is not run needs no time"
     busy = Round(config, Path("runs"), seconds={"baseline": 500.0})
     assert search_budget_s(busy) == 150, "a quarter of the whole in any case"
 

@@ -58,7 +58,8 @@ def shown(record):
 
 @pytest.mark.usefixtures("folder")
 def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_process):
-    record = tune(config())
+    heard = []
+    record = tune(config(), heard.append)
     winner = found(record)["winner"]
     mine = [row for row in found(record)["rows"] if (row["arm"], row["batch"]) == (winner["arm"], winner["batch"])]
     assert record.status == "complete" and record.verdict.outcome == "tuned" and record.verdict.exit_code == 0
@@ -77,6 +78,10 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     assert "chosen" in text and winner["arm"] in text and "error of allowed" in text
     jobs = [job for job in jobs_in_process if job["job"] == "trial"]
     assert len(jobs) == len(found(record)["rows"]) and {job["mode"] for job in jobs} == {"train"}
+    told = [event.text for event in heard if event.kind == "advance"]
+    trials = [f"{row['stage']}: {row['arm']} at batch {row['batch']}" for row in found(record)["rows"]]
+    assert [text for text in told if not text.startswith("numeric gate: ")] == trials, "each once, before it is run"
+    assert sum(event.kind == "result" for event in heard) == len(told)
 
 
 @pytest.mark.usefixtures("folder")

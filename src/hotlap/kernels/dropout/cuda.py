@@ -9,7 +9,6 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from hotlap.base.errors import KernelUnavailable
+from hotlap.kernels import launch as launching
 from hotlap.kernels.dropout.reference import keyed_dropout_ref, threshold_of
-from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function, why_no_compiler
+from hotlap.kernels.nvrtc import Program, load_function, why_no_compiler
 
 THREADS, PACK_BYTES = 256, 16
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-SOURCES = ("primitives.cuh", "dropout.cu")
 MAX_ELEMENTS = 2**31 - 1
 """The kernel counts in 32 bits."""
 MAX_DIGITS = 3
@@ -57,10 +56,8 @@ def why_not(x: Tensor, seeds: Tensor) -> str:
 class _Loaded:
     """The kernel on one card for one number format."""
 
-    launch: Callable[..., Any] | None = None
-    """The driver's launch."""
     function: Any = None
-    """What it launches."""
+    """What is launched."""
     why_not: str = ""
     """Why there is none."""
 
@@ -82,20 +79,18 @@ def _load(device: int, dtype: torch.dtype) -> _Loaded:
     if reason := why_no_compiler():
         return _Loaded(why_not=reason)
     try:
-        from cuda.bindings import driver
-
         with torch.cuda.device(device):
             function = load_function(device, program_for(dtype), "keyed_dropout_kernel")
     except (KernelUnavailable, ImportError, OSError, RuntimeError) as error:
         # A bindings package without its libraries, or a cache that cannot be written: the reference needs neither.
         return _Loaded(why_not=f"the kernel cannot be loaded ({str(error).rstrip('.')})")
-    return _Loaded(launch=driver.cuLaunchKernel, function=function)
+    return _Loaded(function=function)
 
 
 def program_for(dtype: torch.dtype) -> Program:
     """The source compiled for a number format."""
-    text = "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SOURCES)
-    return Program(name="dropout.cu", source=text, macros=(("DTYPE", DTYPES[dtype]),))
+    source = launching.read_source(Path(__file__).with_name("dropout.cu"))
+    return Program(name="dropout.cu", source=source, macros=(("DTYPE", DTYPES[dtype]),))
 
 
 def keyed_dropout_cuda(
@@ -192,7 +187,6 @@ class _Arguments(threading.local):
         self.packed = ctypes.create_string_buffer(LAYOUT.size)
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.packed))
         self.address = ctypes.addressof(self.pointers)
-        self.has_context = False
 
 
 _ARGUMENTS = _Arguments()
@@ -200,17 +194,6 @@ _ARGUMENTS = _Arguments()
 
 def _launch(device: torch.device, dtype: torch.dtype, blocks: int, values: tuple[Any, ...]) -> None:
     """Runs the kernel on torch's stream."""
-    index, mine = device.index, _ARGUMENTS
-    if torch.cuda.current_device() != index:
-        with torch.cuda.device(index):
-            return _launch(device, dtype, blocks, values)
-    if not mine.has_context:
-        ensure_context(index)
-        mine.has_context = True
+    mine = _ARGUMENTS
     LAYOUT.pack_into(mine.packed, 0, *values)
-    loaded = _LOADED[index, dtype]
-    assert loaded.launch is not None
-    # As Triton asks for it: a Stream object takes longer to make than the launch itself.
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    done(loaded.launch(loaded.function, blocks, 1, 1, THREADS, 1, 1, 0, stream, mine.address, 0))
-    return None
+    launching.enqueue(_LOADED[device.index, dtype].function, (blocks, 1, 1), THREADS, mine.address, device.index)

@@ -1,5 +1,7 @@
 // Dropout whose masks belong to samples: an element stays if a hash of its sample's seed and its place in the sample is
 // large enough. The gradient is the same function of the output's gradient. README.md describes the walk through memory.
+//
+// DTYPE is 0 for float32, 1 for float16, 2 for bfloat16, 3 for float64.
 
 #define THREADS 256
 
@@ -11,16 +13,16 @@ DEVICE elem narrow(wide x) { return x; }
 #elif DTYPE == 1
 typedef u16 elem;
 typedef float wide;
-DEVICE wide widen(elem x) { return half_to_float(x); }
-DEVICE elem narrow(wide x) { return float_to_half(x); }
+DEVICE wide widen(elem x) { return to_float(half16{x}); }
+DEVICE elem narrow(wide x) { return to_half(x).bits; }
 #elif DTYPE == 2
 typedef u16 elem;
 typedef float wide;
-DEVICE wide widen(elem x) { return float_of((u32)x << 16); }
+DEVICE wide widen(elem x) { return to_float(brain16{x}); }
 // In whole numbers, to nearest with ties to even: cards before sm_80 have no instruction for it.
 DEVICE elem narrow(wide x) {
     if (x != x) return 0x7fc0;
-    const u32 bits = float_bits(x);
+    const u32 bits = __float_as_uint(x);
     return (elem)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 #else
@@ -70,7 +72,7 @@ DEVICE bool stays(const Dropout& d, u32 seed, u32 element) {
 }
 
 KERNEL(THREADS) keyed_dropout_kernel(const Dropout d) {
-    const u32 first = (block_index() * THREADS + thread_index()) * PACK;
+    const u32 first = ((u32)block_x() * THREADS + thread_index()) * PACK;
     if (first >= d.count) return;
     const bool is_whole = first + PACK <= d.count && ((u64)d.x | (u64)d.y) % 16 == 0;
     Pack pack;

@@ -6,16 +6,16 @@ inside the cluster instead of a launch. The source is compiled at run time by NV
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotlap.kernels import launch as launching
+from hotlap.kernels.launch import Argument
 from hotlap.kernels.lstm.scan import Scan, scan_layer
 from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function, why_no_compiler
 
@@ -23,7 +23,7 @@ MAX_HIDDEN = 256
 """Eight blocks, the most a cluster may always have, hold the weights of so many units in their registers."""
 UNITS, THREADS, WARPS = 32, 256, 8
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-SOURCES = ("primitives.cuh", "lstm.cu")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("cluster.cuh", "lstm.cu"))
 
 
 def why_not(device: torch.device, dtype: torch.dtype, hidden: int) -> str:
@@ -82,7 +82,7 @@ class Variant:
     def program(self) -> Program:
         """The source compiled for this variant."""
         macros = (("DTYPE", self.dtype), ("HIDDEN", self.hidden), ("TILES", self.tiles), ("PRODUCTS", self.products))
-        return Program(name="lstm.cu", source=read_source(), macros=macros)
+        return Program(name="lstm.cu", source=launching.read_source(*SOURCES), macros=macros)
 
 
 def variant_for(dtype: torch.dtype, hidden: int, tiles: int) -> Variant:
@@ -90,16 +90,6 @@ def variant_for(dtype: torch.dtype, hidden: int, tiles: int) -> Variant:
     rounded = next(size for size in (64, 128, 256) if hidden <= size)
     one = dtype != torch.float32 or torch.backends.cudnn.rnn.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return Variant(dtype=DTYPES[dtype], hidden=rounded, tiles=tiles, products=1 if one else 3)
-
-
-@functools.cache
-def read_source() -> str:
-    """The CUDA C++ that is compiled."""
-    return "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SOURCES)
-
-
-def _function(device: int, variant: Variant, name: str) -> Any:
-    return load_function(device, variant.program, name, variant.shared_bytes[name])
 
 
 @functools.cache
@@ -113,9 +103,12 @@ def _clusters_at_once(device: int, variant: Variant, name: str) -> int:
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = variant.cluster, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
-    config.sharedMemBytes = variant.shared_bytes[name]
+    config.sharedMemBytes = shared = variant.shared_bytes[name]
     config.attrs, config.numAttrs = [size], 1
-    return done(driver.cuOccupancyMaxActiveClusters(_function(device, variant, name), config))
+    with torch.cuda.device(device):
+        ensure_context(device)
+        function = load_function(device, variant.program, name, shared)
+        return done(driver.cuOccupancyMaxActiveClusters(function, config))
 
 
 def _tiles(name: str, like: Tensor) -> int:
@@ -127,23 +120,13 @@ def _tiles(name: str, like: Tensor) -> int:
 
 def _launch(name: str, like: Tensor, tensors: Sequence[Tensor], flags: Sequence[int] = ()) -> None:
     """Runs one kernel on torch's stream."""
-    from cuda.bindings import driver
-
     num_batch, num_steps, num_directions, hidden, _ = like.shape
-    device = like.device.index
-    with torch.cuda.device(device):
-        ensure_context(device)
-        variant = variant_for(like.dtype, hidden, _tiles(name, like))
-        clusters = -(-num_batch // (8 * variant.tiles))
-        values = [tensor.data_ptr() for tensor in tensors]
-        sizes = [num_batch, num_steps, num_directions, hidden, *flags]
-        kinds = [ctypes.c_void_p] * len(values) + [ctypes.c_int] * len(sizes)
-        stream = torch.cuda.current_stream().cuda_stream
-        grid = (clusters * variant.cluster, num_directions, 1)
-        arguments = (tuple(values + sizes), tuple(kinds))
-        function = _function(device, variant, name)
-        shared = variant.shared_bytes[name]
-        done(driver.cuLaunchKernel(function, *grid, THREADS, 1, 1, shared, stream, arguments, 0))
+    variant = variant_for(like.dtype, hidden, _tiles(name, like))
+    clusters = -(-num_batch // (8 * variant.tiles))
+    grid = (clusters * variant.cluster, num_directions, 1)
+    arguments: list[Argument] = [*tensors, num_batch, num_steps, num_directions, hidden, *flags]
+    shared = variant.shared_bytes[name]
+    launching.launch(variant.program, name, grid, THREADS, arguments, like.device, shared_bytes=shared)
 
 
 def _forward(

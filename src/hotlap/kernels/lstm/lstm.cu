@@ -149,7 +149,7 @@ DEVICE void share_units(elem value, int g, peer_address to) {
 #endif
 }
 
-KERNEL(CLUSTER, THREADS, BLOCKS)
+CLUSTER_KERNEL(CLUSTER, THREADS, BLOCKS)
 lstm_fwd_kernel(const elem* __restrict__ gates,    // [B, T, D, H, 4]
                 const elem* __restrict__ w_hh,     // [D, 4H, H]
                 const elem* __restrict__ h0,       // [D, B, H]
@@ -165,8 +165,8 @@ lstm_fwd_kernel(const elem* __restrict__ gates,    // [B, T, D, H, 4]
     float4* partial = reinterpret_cast<float4*>(shared_memory() + 2 * STATE_BYTES);  // [8 warps, TILES, 32 lanes]
     const int lane = thread_index() & 31, warp = thread_index() >> 5, g = lane >> 2, q = lane & 3;
     const int group = warp >> 1, half = warp & 1;  // two warps share eight units; each sums over half of k
-    const int direction = direction_index(), rank = cluster_rank();
-    const int first_row = block_index() / CLUSTER * ROWS, unit = rank * UNITS + group * 8 + g;
+    const int direction = block_y(), rank = cluster_rank();
+    const int first_row = block_x() / CLUSTER * ROWS, unit = rank * UNITS + group * 8 + g;
 
     u32 w[FWD_CHUNKS][2][2][4];  // [chunk, gates (i, f) or (g, o), product, operand]
 #pragma unroll
@@ -281,7 +281,7 @@ lstm_fwd_kernel(const elem* __restrict__ gates,    // [B, T, D, H, 4]
     }
 }
 
-KERNEL(CLUSTER, THREADS, BLOCKS)
+CLUSTER_KERNEL(CLUSTER, THREADS, BLOCKS)
 lstm_bwd_kernel(const elem* __restrict__ d_out,    // [B, T, D, H]
                 const elem* __restrict__ d_h_n,    // [D, B, H]
                 const float* __restrict__ d_c_n,   // [D, B, H]
@@ -299,8 +299,8 @@ lstm_bwd_kernel(const elem* __restrict__ d_out,    // [B, T, D, H]
     const int lane = thread_index() & 31, warp = thread_index() >> 5, g = lane >> 2, q = lane & 3;
     const int group = warp >> 1, half = warp & 1;                       // whose gates: as in the forward pass
     const int first_tile = warp * COLUMNS / SPLITS, split = warp % SPLITS;  // whose products
-    const int direction = direction_index(), rank = cluster_rank();
-    const int first_row = block_index() / CLUSTER * ROWS, unit = rank * UNITS + group * 8 + g;
+    const int direction = block_y(), rank = cluster_rank();
+    const int first_row = block_x() / CLUSTER * ROWS, unit = rank * UNITS + group * 8 + g;
 
     u32 w[BWD_CHUNKS][COLUMNS][2][4];  // [chunk, tile, product, operand]; k counts the block's units, four gates each
 #pragma unroll

@@ -14,11 +14,13 @@ from hotlap.measure.arms import parse_arm, refuse_batch
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 from hotlap.tools.tune.budget import parse_budget
 
-QUICK = Layer("--quick", {"budget": "150s", "processes": 3})
+QUICK = Layer("--quick", {"budget": "150s", "processes": 3, "verify": False, "profile_after": False})
 QUICK_GIVES_UP = (
     "--quick gives up: the batch stays as it is, and only what fits into a short budget is searched; three processes "
-    "in the bench, so differences under 10% are never named and there is no p-value; a shorter gate and warm-up; no "
-    "second trace, so no source lines and no memory timeline; peak memory as the search saw it."
+    "in the bench, so differences under 10% are never named and there is no p-value, and no bench at all where the "
+    "search saw less than 5%; a shorter gate and warm-up; the step is not traced again afterwards, nor with source "
+    "lines and memory; whether a training really uses the stored profile is not checked; peak memory as the search "
+    "saw it."
 )
 NOT_KEPT = ("resume", "runs")
 
@@ -49,12 +51,14 @@ class LapConfig:
     """Begins with the functional checks of this machine."""
     profile: bool = True
     """Traces the step before and after."""
+    profile_after: bool = True
+    """Traces the step after, too; with --no-profile-after only before."""
     verify: bool = True
     """Checks that the consumer of the tuned profile really does what it says."""
     report: bool = True
     """Ends with one page that draws every stage."""
     quick: bool = False
-    """An answer in about three minutes on two cores: fixed batch, short search, three processes in the bench."""
+    """An answer within three minutes on two cores: fixed batch, short search, three processes in the bench."""
     processes: int = 8
     """Fresh processes of the bench at the end, each timing every arm."""
     store: bool = True

@@ -10,8 +10,11 @@ from typing import Any
 
 from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_percent, format_ratio
+from hotlap.base.stats import CLEAR_GAP
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.process import run_job
+from hotlap.records.codec import decode
 from hotlap.records.run import RunRecord
 from hotlap.tools.lap.config import LapConfig
 
@@ -24,6 +27,8 @@ LEAST_SEARCH = 0.25
 VERIFY_GUESS_S = 15.0
 ROOM = 0.7
 """Share of the device's memory that an arm which the search did not run may be expected to take."""
+LEAST_SEEN = 0.05
+"""What the search must have seen for --quick to try to prove it: three processes name nothing under 10%."""
 LONG_STEP_MS, LONG_STEP_QUICK_MS = 3000.0, 300.0
 """Of a step longer than this the profile traces one instead of several."""
 
@@ -180,8 +185,8 @@ def _profile(lap: Round, name: str, arm: ArmSpec, batch: int) -> RunRecord:
     quick, wall = lap.config.quick, lap.records["baseline"].arms[0].summary("wall")
     long = wall is not None and wall.median > (LONG_STEP_QUICK_MS if quick else LONG_STEP_MS)
     steps = 1 if long else 3 if quick else 5
-    config = ProfileConfig(**lap.common(name), arm=arm.name, batch=batch, steps=steps, detail=not quick)
-    return profile(config, lap.emit)
+    settings = lap.common(name) | ({"warmup_seconds": 1.0} if quick else {})
+    return profile(ProfileConfig(**settings, arm=arm.name, batch=batch, steps=steps, detail=not quick), lap.emit)
 
 
 def _chosen(lap: Round) -> tuple[ArmSpec, int]:
@@ -227,7 +232,8 @@ def search_budget_s(lap: Round) -> float:
     per_arm = lap.seconds.get("baseline", 0.0) / (1 if config.quick else 2)
     num_arms = 2 + config.advice
     bench_s = per_arm * config.processes * (1 + 0.5 * (num_arms - 1))
-    later = bench_s + lap.seconds.get("profile-before", 0.0) + (VERIFY_GUESS_S if config.verify else 0.0)
+    second = lap.seconds.get("profile-before", 0.0) if config.profile_after else 0.0
+    later = bench_s + second + (VERIFY_GUESS_S if config.verify else 0.0)
     return max(LEAST_SEARCH * config.budget_s, config.budget_s - lap.spent_s - later)
 
 
@@ -251,6 +257,8 @@ def bench(lap: Round) -> RunRecord:
     arms = bench_arms(lap)
     if len(arms) == 1:
         _chosen(lap)
+    if quick and not tested_advice(lap):
+        _refuse_to_prove_little(lap)
     short: dict[str, Any] = {"warmup_seconds": 10.0, "max_seconds": 10.0}
     if quick:
         short = {"repeats": 6, "seconds": 0.3, "max_seconds": 1.5, "warmup_seconds": 1.0, "gate_batch": 2}
@@ -263,6 +271,31 @@ def bench(lap: Round) -> RunRecord:
         ),
         lap.emit,
     )  # fmt: skip
+
+
+def _refuse_to_prove_little(lap: Round) -> None:
+    """Skips a bench that could only say that it cannot tell."""
+    seen = seen_gain(lap)
+    if seen is not None and seen < 1 + LEAST_SEEN:
+        raise Skip(
+            f"the search saw {format_ratio(seen)}, and with --quick the bench names no difference under "
+            f"{format_percent(CLEAR_GAP)}; without --quick it would be measured"
+        )
+
+
+def seen_gain(lap: Round) -> float | None:
+    """Samples a second of what the search chose over those of the baseline, both as its trials had them.
+
+    They were run one after another: good for deciding whether a comparison is worth its time, and not one itself.
+    """
+    from hotlap.tools.tune.rows import Config, Row, estimates
+
+    known = estimates(decode(Row, row) for row in lap.records["tune"].extra["tune"]["rows"])
+    if lap.winner is None:
+        return None
+    arm, batch = lap.winner
+    before, after = known.get(Config(lap.baseline.name, lap.batch)), known.get(Config(arm.name, batch))
+    return after.rate / before.rate if before and after and before.rate else None
 
 
 def bench_arms(lap: Round) -> tuple[str, ...]:
@@ -316,7 +349,7 @@ STAGES = (
     ),
     Stage(
         name="profile-after", what="where does the time go now?", run=profile_after, essential=False,
-        wanted=lambda config: config.profile,
+        wanted=lambda config: config.profile and config.profile_after,
     ),
     Stage(name="bench", what="before against after, in one interleaved run", run=bench),
 )  # fmt: skip

@@ -146,6 +146,9 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
     for row in (first, after):
         if row is not None and row.verdict == WRONG:
             return "gate failed", f"{what}: {row.arm} at batch {row.batch} gives a wrong answer", EXIT_CHECK_FAILED
+    if "bench" not in lap.records:
+        text = f"{what}: {name} is not shown to be faster than {before}: {_why_no_bench(found)}"
+        return "nothing faster", text, EXIT_INCONCLUSIVE
     if after is None or after.ratio is None:
         bench = lap.records["bench"].verdict
         told = bench.headline if bench else "it was not timed"
@@ -159,6 +162,10 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
         return "nothing faster", text, EXIT_INCONCLUSIVE
     text = f"{what}: whether {name} is faster than {before} cannot be told: {figure}; {after.why}"
     return "inconclusive", text, EXIT_INCONCLUSIVE
+
+
+def _why_no_bench(found: Lap) -> str:
+    return next((stage.why for stage in found.stages if stage.name == "bench"), "it was not timed")
 
 
 def _stage_lines(found: Lap) -> list[str]:

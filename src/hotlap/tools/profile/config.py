@@ -24,6 +24,8 @@ class ProfileConfig:
     """Samples a step; by default the workload's own."""
     steps: int = 5
     """Steps to trace, after the warm-up."""
+    warmup_seconds: float = 10.0
+    """The warm-up ends here even if the step's times are not steady."""
     detail: bool = True
     """Also take a second, slower trace with stacks and memory: source lines of syncs, the owners of the peak."""
     trace: tuple[str, ...] = ()
@@ -52,8 +54,9 @@ class ProfileConfig:
             raise ConfigError(f"steps = {self.steps} is too small", expected="at least 1")
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"batch = {self.batch} is too small", expected="at least 1")
-        if not 0 < self.timeout_s < math.inf:
-            raise ConfigError(f"timeout_s = {self.timeout_s} is out of range", expected="above 0, and finite")
+        for key in ("timeout_s", "warmup_seconds"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="above 0, and finite")
         if self.diff:
             if len(self.pair) != 2:
                 raise ConfigError(f"diff = {list(self.diff)} names {len(self.pair)}", expected="two, as --diff A B")

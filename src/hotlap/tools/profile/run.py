@@ -222,6 +222,7 @@ class _Target(_Run):
             "mode": self.config.mode,
             "batch": self.batch,
             "steps": self.config.steps,
+            "warmup_seconds": self.config.warmup_seconds,
             "detail": self.config.detail,
             "folder": str(self.folder.resolve()),
             "stem": self.stem,

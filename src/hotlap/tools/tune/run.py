@@ -143,7 +143,7 @@ class _Run:
         self.key: TunedKey = ask_key(question, nursery)
         self.outcome: Outcome | None = None
         self.profile: TunedProfile | None = None
-        self.stored, self.doing = "", ""
+        self.stored = ""
         self.notes: list[str] = []
         rows, gates, full = self._begin(sources)
         self.lab = ProcessLab(
@@ -227,16 +227,12 @@ class _Run:
             self.stored = str(path)
 
     def _say(self, text: str) -> None:
-        self.doing = text
-        self._tell()
+        """Tells what is done next, once, and with it what was spent until now."""
+        used = min(spent(self.lab.rows, self.lab.gates), self.budget.seconds)
+        self.emit(events.advance("tune", used, self.budget.seconds, text))
 
     def _saved(self) -> None:
         self._save()
-        self._tell()
-
-    def _tell(self) -> None:
-        used = min(spent(self.lab.rows, self.lab.gates), self.budget.seconds)
-        self.emit(events.advance("tune", used, self.budget.seconds, self.doing))
         self.emit(Event(kind="result", task="tune", data={"rows": headline_rows(self.lab.rows, self.lab.gates)}))
 
     def _snapshot(self) -> RunRecord:

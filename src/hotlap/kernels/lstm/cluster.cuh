@@ -1,16 +1,11 @@
-// What lstm.cu needs of the machine, in PTX: no header of the toolkit, so that NVRTC needs no path to any.
-// Compiled in front of lstm.cu. DTYPE is 0 for float32, 1 for float16, 2 for bfloat16.
+// What lstm.cu needs of the machine besides primitives.cuh, in PTX: clusters of blocks and products of tiles.
+// DTYPE is 0 for float32, 1 for float16, 2 for bfloat16.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-
-#define DEVICE static __device__ __forceinline__
-#define KERNEL(cluster, threads, blocks) \
+#define CLUSTER_KERNEL(cluster, threads, blocks) \
     extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks)
 
 #if DTYPE == 0
 typedef float elem;
-DEVICE float to_float(elem x) { return x; }
 DEVICE elem from_float(float x) { return x; }
 DEVICE u32 bits(elem x) { return __float_as_uint(x); }
 #else
@@ -19,18 +14,10 @@ DEVICE u32 bits(elem x) { return x; }
 #endif
 
 #if DTYPE == 1
-DEVICE float to_float(elem x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-DEVICE elem from_float(float x) {
-    elem y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
+DEVICE float to_float(elem x) { return to_float(half16{x}); }
+DEVICE elem from_float(float x) { return to_half(x).bits; }
 #elif DTYPE == 2
-DEVICE float to_float(elem x) { return __uint_as_float((u32)x << 16); }
+DEVICE float to_float(elem x) { return to_float(brain16{x}); }
 DEVICE elem from_float(float x) {
     elem y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
@@ -40,21 +27,17 @@ DEVICE elem from_float(float x) {
 
 extern __shared__ __align__(128) unsigned char dynamic_shared[];
 DEVICE unsigned char* shared_memory() { return dynamic_shared; }
-DEVICE int thread_index() { return threadIdx.x; }
-DEVICE int block_index() { return blockIdx.x; }
-DEVICE int direction_index() { return blockIdx.y; }
 DEVICE int cluster_rank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return (int)rank;
 }
 
-DEVICE void block_barrier() { __syncthreads(); }
 // Waits for the 64 threads of one pair of warps; barrier 0 is the whole block's.
 DEVICE void pair_barrier(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-DEVICE u32 shuffle_xor(u32 value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u32 shuffle_xor(u32 value, int mask) { return __shfl_xor_sync(WHOLE_WARP, value, mask); }
 
 typedef u32 peer_address;
 // Where the shared memory at `mine` lies in the block `rank` of this cluster.
