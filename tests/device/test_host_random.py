@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from hotlap.device.host_random import derived_seed, kept_host_random, seed_host
+from hotlap.device.host_random import HostRandom, derived_seed, kept_host_random, seed_host
 
 
 def draws():
@@ -50,3 +50,30 @@ def test_seeding_the_host_leaves_the_device_alone(device):
     with kept_host_random():
         seed_host(3)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seen", range(3))
+@pytest.mark.parametrize("drawn", range(4))
+def test_numpys_state_is_the_one_of_now_also_between_two_normal_numbers(seen, drawn):
+    with kept_host_random():
+        seed_host(4)
+        numpy.random.randn(seen)  # an odd number leaves one that is already made
+        HostRandom()
+        numpy.random.randn(drawn)
+        now = HostRandom()
+        want = numpy.random.randn(3)
+        assert not now.is_now()
+        now.restore()
+        assert now.is_now() and numpy.array_equal(numpy.random.randn(3), want)
+
+
+def test_another_generator_in_numpys_place_is_kept_too():
+    before = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(numpy.random.PCG64(7))
+    try:
+        now = HostRandom()
+        want = numpy.random.rand()
+        now.restore()
+        assert numpy.random.rand() == want
+    finally:
+        numpy.random.set_bit_generator(before)

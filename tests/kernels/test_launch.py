@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from hotlap.base.errors import KernelUnavailable
 from hotlap.kernels import launch as launching
 from hotlap.kernels.launch import Packed, launch
 from hotlap.kernels.nvrtc import Program
@@ -39,6 +40,7 @@ def test_nothing_to_do_is_no_launch():
 def card(monkeypatch):
     """A machine whose card 0 is current: what the driver is asked for, in order."""
     asked, current = [], [0]
+    contexts = {threading.get_ident()}
 
     @contextlib.contextmanager
     def device(index):
@@ -47,10 +49,16 @@ def card(monkeypatch):
         current[0] = before
 
     def cu_launch_kernel(function, *numbers):
+        if threading.get_ident() not in contexts:
+            return (201,)  # invalid context
         *sizes, stream, address, _ = numbers
         (place,) = (ctypes.c_void_p * 1).from_address(address)
         asked.append((function, sizes, stream, ctypes.c_int.from_address(place).value))
         return (0,)
+
+    def ensure_context(index):
+        asked.append(f"context of {index}")
+        contexts.add(threading.get_ident())
 
     def load_function(index, program, name, shared_bytes):
         return f"{name} on {index} with {shared_bytes} bytes"
@@ -59,9 +67,8 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     monkeypatch.setattr(launching, "load_function", load_function)
-    monkeypatch.setattr(launching, "ensure_context", lambda index: asked.append(f"context of {index}"))
+    monkeypatch.setattr(launching, "ensure_context", ensure_context)
     monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
-    monkeypatch.setattr(launching, "_THREAD", launching._Thread())
     return asked
 
 
@@ -70,20 +77,21 @@ def test_a_launch_is_on_the_stream_of_the_tensors_card_with_its_shared_memory(ca
     launch(SOURCE, "b_kernel", (1, 1, 1), 32, [8], torch.device("cuda", 1), shared_bytes=48)
     first = ("a_kernel on 0 with 0 bytes", [4, 2, 1, 256, 1, 1, 0], 1000, 7)
     second = ("b_kernel on 1 with 48 bytes", [1, 1, 1, 32, 1, 1, 48], 1001, 8)
-    assert card == ["context of 0", first, second]
+    assert card == [first, second]
 
 
 def test_a_loaded_kernel_goes_to_its_own_card_whichever_is_current(card):
     packed = Packed([5])
     launching.enqueue("a function", (1, 1, 1), 32, packed.address, 1)
-    assert (
-        card == ["context of 1", ("a function", [1, 1, 1, 32, 1, 1, 0], 1001, 5)] and torch.cuda.current_device() == 0
-    )
+    assert card == [("a function", [1, 1, 1, 32, 1, 1, 0], 1001, 5)] and torch.cuda.current_device() == 0
 
 
-def test_every_thread_makes_sure_of_a_context_of_its_own(card):
-    for _ in range(2):
-        thread = threading.Thread(target=launch, args=(SOURCE, "k", (1, 1, 1), 32, [1], torch.device("cuda", 0)))
-        thread.start()
-        thread.join()
-    assert card.count("context of 0") == 2 and len(card) == 4
+def test_a_thread_without_a_context_gets_one_and_a_launch_that_fails_all_the_same_says_so(card, monkeypatch):
+    arguments = (SOURCE, "k", (1, 1, 1), 32, [1], torch.device("cuda", 0))
+    thread = threading.Thread(target=launch, args=arguments)
+    thread.start()
+    thread.join()
+    assert card == ["context of 0", ("k on 0 with 0 bytes", [1, 1, 1, 32, 1, 1, 0], 1000, 1)]
+    monkeypatch.setattr(launching, "_driver_launch", lambda: lambda *given: (701,))
+    with pytest.raises(KernelUnavailable, match="a CUDA call of a kernel failed: 701"):
+        launch(*arguments)

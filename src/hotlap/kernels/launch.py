@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,6 @@ def launch(
         enqueue(function, grid, threads, packed.address, index, shared_bytes=shared_bytes)
 
 
-class _Thread(threading.local):
-    has_context = False
-    """Whether this thread has made sure of one."""
-
-
-_THREAD = _Thread()
-
-
 def enqueue(
     function: Any, grid: tuple[int, int, int], threads: int, address: int, index: int, *, shared_bytes: int = 0
 ) -> None:
@@ -76,12 +67,14 @@ def enqueue(
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             return enqueue(function, grid, threads, address, index, shared_bytes=shared_bytes)
-    if not _THREAD.has_context:
-        ensure_context(index)
-        _THREAD.has_context = True
     # As Triton asks for it: a Stream object takes longer to make than the launch itself.
     stream = torch._C._cuda_getCurrentRawStream(index)
-    done(_driver_launch()(function, *grid, threads, 1, 1, shared_bytes, stream, address, 0))
+    given = (function, *grid, threads, 1, 1, shared_bytes, stream, address, 0)
+    answer = _driver_launch()(*given)
+    if int(answer[0]) != 0:  # the threads that run backward passes may not have a context yet
+        ensure_context(index)
+        answer = _driver_launch()(*given)
+    done(answer)
     return None
 
 

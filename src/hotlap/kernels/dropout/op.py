@@ -33,8 +33,7 @@ def keyed_dropout(
 ) -> Tensor:
     """``x`` without the elements that the samples' seeds give up, a share ``p`` of them, and the rest over 1 - p.
 
-    ``keyed_dropout_ref`` says what the arguments mean. Every implementation gives up the same elements. The seeds must
-    stay as they are until the backward pass.
+    ``keyed_dropout_ref`` says what the arguments mean. Every implementation gives up the same elements.
     """
     if not 0 <= p < 1:
         raise UsageError(f"p = {p} is not valid", expected="at least 0 and below 1")

@@ -25,6 +25,11 @@ def threshold_of(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1) - 2**31
 
 
+def mask_shape(x: Tensor, by_channel: bool) -> list[int]:
+    """Of the mask, which is broadcast to ``x``."""
+    return [*x.shape[:2], *[1] * (x.ndim - 2)] if by_channel else list(x.shape)
+
+
 def keyed_dropout_ref(
     x: Tensor,  # [R, ...]
     seeds: Tensor,  # [N] int32, one for each sample; R is a multiple of N
@@ -40,7 +45,7 @@ def keyed_dropout_ref(
     ``by_channel`` whole channels go, the second dimension. ``start`` is a number of 32 bits with a sign that tells
     layers and calls apart; ``places`` may keep what it made. Differentiable in ``x``.
     """
-    shape = [*x.shape[:2], *[1] * (x.ndim - 2)] if by_channel else list(x.shape)
+    shape = mask_shape(x, by_channel)
     width = shape[0] // max(1, len(seeds))
     for size in shape[1:]:
         width *= size
