@@ -11,6 +11,8 @@ The best right cell and the tuner's winner are then run in turn, and the regret 
 be 3%, at a quarter of the grid's measuring time: all trials, the winner's last run in a fresh interpreter included. The
 numeric gates are told apart: what is right must be known of the grid's best cell, too. With ``--compile`` the grid
 finds what the tuner compiled in torch's cache, which makes it a little cheaper than it would be alone.
+
+What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from hotlap.base.stats import ratio_interval
 from hotlap.measure.arms import ArmSpec, Precision
 from hotlap.measure.jobs import Description
 from hotlap.measure.nursery import COMPILERS, Nursery
-from hotlap.records.codec import encode
+from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.tools.tune import TuneConfig, tune
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.lab import ProcessLab
-from hotlap.tools.tune.rows import Config, estimates
+from hotlap.tools.tune.rows import Config, GateRow, Row, estimates
 from hotlap.tools.tune.run import describe
 from hotlap.tools.tune.search import numeric_class
 
@@ -69,14 +71,39 @@ def grid_arms(about: Description, mode: str, *, on_cpu: bool, threads: bool, com
     return [dataclasses.replace(plain, **changes).name for changes in found]
 
 
+def tell_progress(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+class Kept:
+    """What a run of one target has found so far, in a file: a run that was cut goes on from it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def keep(self, **found: Any) -> None:
+        self.found |= found
+        whole = self.file.with_suffix(".part")
+        whole.write_text(json.dumps(self.found))
+        whole.replace(self.file)
+
+
 def laboratory(config: TuneConfig, nursery: Nursery, say: Callable[[str], None] = lambda _: None) -> ProcessLab:
     budget = Budget(seconds=1e9, rung_seconds=config.seconds)
     return ProcessLab(config, budget, saved=lambda: None, say=say, nursery=nursery)
 
 
-def run_grid(config: TuneConfig, nursery: Nursery) -> tuple[Config, ProcessLab]:
+def run_grid(config: TuneConfig, nursery: Nursery, kept: Kept) -> tuple[Config, ProcessLab]:
     """The best cell that gives the right answer, and the laboratory with every row."""
-    lab = laboratory(config, nursery, lambda text: print(f"  {text}", flush=True))
+
+    def save() -> None:
+        kept.keep(grid_rows=encode(lab.all_rows), grid_gates=encode(lab.all_gates))
+
+    rows = [decode(Row, row) for row in kept.found.get("grid_rows", [])]
+    gates = [decode(GateRow, gate) for gate in kept.found.get("grid_gates", [])]
+    budget = Budget(seconds=1e9, rung_seconds=config.seconds)
+    lab = ProcessLab(config, budget, saved=save, say=tell_progress, nursery=nursery, rows=rows, gates=gates)
     cells = [Config(arm, batch) for batch in config.batches for arm in config.arms]
     print(f"{config.target}: {len(cells)} cells", flush=True)
     for cell in cells:
@@ -111,8 +138,23 @@ def in_turn(config: TuneConfig, best: Config, winner: Config, nursery: Nursery, 
     }
 
 
+def search(config: TuneConfig, folder: str) -> dict[str, Any]:
+    """What the tuner found, and its notes."""
+    record = tune(config, lambda event: tell_progress(event.text) if event.kind == "advance" else None)
+    found: dict[str, Any] = record.extra["tune"]
+    if not found["winner"]:
+        raise SystemExit(f"the tuner found nothing: {record.verdict.headline if record.verdict else ''}")
+    rows = [lean(row) for row in found["rows"]]
+    return {
+        "winner": found["winner"],
+        "rows": rows,
+        "gates": found["gates"],
+        "notes": [n for n in record.notes if folder not in n],
+    }
+
+
 def one_target(
-    given: dict[str, Any], batches: tuple[int, ...], budget: str, *, small: bool, compiled: bool, pairs: int
+    given: dict[str, Any], batches: tuple[int, ...], budget: str, kept: Kept, *, small: bool, compiled: bool, pairs: int
 ) -> dict[str, Any]:
     """The tuner, the grid, and both choices in turn."""
     began = time.monotonic()
@@ -122,12 +164,11 @@ def one_target(
         on_cpu = small or not about.num_cuda
         arms = grid_arms(about, given["mode"], on_cpu=on_cpu, threads=not small, compiled=compiled)
         config = TuneConfig(**common, arms=tuple(arms), timeout_s=600.0)
-        record = tune(config, lambda event: print(f"  {event.text}", flush=True) if event.kind == "advance" else None)
-        found = record.extra["tune"]
-        if not found["winner"]:
-            raise SystemExit(f"the tuner found nothing: {record.verdict.headline if record.verdict else ''}")
+        if "tuner" not in kept.found:
+            kept.keep(tuner=search(config, folder))
+        found = kept.found["tuner"]
         winner = Config(found["winner"]["arm"], found["winner"]["batch"])
-        best, lab = run_grid(config, nursery)
+        best, lab = run_grid(config, nursery, kept)
         row = {
             "target": config.target,
             "mode": config.mode,
@@ -143,10 +184,10 @@ def one_target(
             "tuner_trials": len(found["rows"]),
             "grid_trials": len(lab.rows),
             "grid_rows": [lean(encode(row)) for row in lab.rows],
-            "tuner_rows": [lean(row) for row in found["rows"]],
+            "tuner_rows": found["rows"],
             **in_turn(config, best, winner, nursery, pairs),
         }
-        notes = nursery.notes + [note for note in record.notes if str(folder) not in note]
+        notes = nursery.notes + found["notes"]
     row |= {"share": row["tuner_s"] / row["grid_s"], "whole_s": time.monotonic() - began, "notes": notes}
     return row
 
@@ -189,7 +230,8 @@ def main() -> None:
     for settings in chosen:
         common = {"mode": given.mode, "seconds": given.seconds, **settings}
         how = {"small": given.small, "compiled": given.compile, "pairs": given.pairs}
-        rows.append(one_target(common, batches, given.budget, **how))
+        kept = Kept(given.out.with_name(f"{given.out.stem}_{settings['target'].rpartition(':')[2]}.kept.json"))
+        rows.append(one_target(common, batches, given.budget, kept, **how))
         print(tell(rows[-1]), flush=True)
         answer = {"allowed_regret": ALLOWED_REGRET, "allowed_time": ALLOWED_TIME, "rows": rows}
         given.out.write_text(json.dumps({**answer, "environment": encode(capture())}, indent=1) + "\n")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.gate import GateKeeper, relative_error, trajectory_error, worst_error
+from hotlap.measure.gate import GateKeeper, relative_error, rounded, trajectory_error, worst_error
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.workload import Agreement
 
@@ -202,3 +202,33 @@ def test_a_true_gradient_of_zero_is_measured_against_its_share_of_the_whole():
 def test_losses_are_compared_step_by_step():
     assert trajectory_error([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
     assert trajectory_error([1.0, math.inf], [1.0, 2.0]) == math.inf
+
+
+class Wavy(nn.Module):
+    """Changes by ``waves`` times what its inputs do; with a ``fault``, too much in half precision."""
+
+    def __init__(self, waves, fault=0.0):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 5)
+        self.waves, self.fault = waves, fault
+
+    def forward(self, x):
+        found = self.last(torch.sin(self.waves * self.first(x)))
+        return found * (1 + self.fault) if in_autocast() else found
+
+
+@pytest.mark.parametrize(
+    ("waves", "fault", "passed"), [(40, 0.0, True), (40, 0.12, False), (4, 0.08, False), (400, 0.0, False)]
+)
+def test_what_rounding_does_to_the_truth_itself_is_allowed_within_bounds(waves, fault, passed):
+    gate = keeper(lambda: Wavy(waves, fault), (64,), "infer", batch=16).judge(parse_arm("cpu:bf16"))
+    outputs = next(check for check in gate.checks if check.name == "outputs")
+    assert outputs.error > 0.06, "the format's own share is not enough"
+    assert "rounding weights and inputs to bf16 alone moves it by" in outputs.detail
+    assert outputs.passed == passed and outputs.allowed <= 0.1
+
+
+def test_numbers_rounded_to_few_digits():
+    x = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-9, -3.0e-5, 0.0, 1e30], dtype=torch.float64)
+    assert torch.equal(rounded(x, 8), x.to(torch.bfloat16).double())
+    assert torch.equal(rounded(x.float(), 8), x.to(torch.bfloat16).float())
