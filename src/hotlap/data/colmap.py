@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from hotlap.base.errors import DataError
 from hotlap.data.colmap_binary import read_binary, write_binary
-from hotlap.data.colmap_model import ColmapImage, ColmapModel
+from hotlap.data.colmap_model import MODEL_NUMBERS, ColmapCamera, ColmapImage, ColmapModel
 from hotlap.data.colmap_text import read_model_text, write_model_text
 from hotlap.data.file_bytes import read_text
 from hotlap.data.picture_file import SUFFIXES
+from hotlap.data.pinhole import Pinhole
 from hotlap.data.posed import (
     BLACK,
     WHITE,
@@ -26,7 +28,7 @@ from hotlap.data.posed import (
     random_points,
     with_names_of,
 )
-from hotlap.data.view import Scene, first_few
+from hotlap.data.view import Scene, View, first_few
 from hotlap.data.view_pixels import read_head
 
 MODEL_FOLDERS = ("sparse/0", "sparse")
@@ -54,6 +56,33 @@ def write_model(folder: Path, model: ColmapModel, *, text: bool = False) -> None
     """A model as COLMAP's three files, binary or text; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     (write_model_text if text else write_binary)(folder, model)
+
+
+def write_colmap(
+    scene: Path, views: Iterable[View], points: np.ndarray, colors: np.ndarray, *, text: bool = False
+) -> None:
+    """Views and points as the model ``sparse/0`` of a scene's folder; pictures are the caller's, in ``images/``."""
+    numbers: dict[Pinhole, int] = {}
+    images = []
+    for image_id, view in enumerate(views, 1):
+        if view.lens is not None:
+            raise DataError(
+                f"view {view.name!r} has a lens, which its pictures would lose here",
+                remedy="Write the pictures that load_view gives, and views without a lens",
+            )
+        camera_id = numbers.setdefault(view.camera, len(numbers) + 1)
+        a, b, c = view.camera_from_world[:3, 3].tolist()
+        quat = quat_of(view.camera_from_world[:3, :3])
+        images.append(ColmapImage(image_id=image_id, quat=quat, shift=(a, b, c), camera_id=camera_id, name=view.name))
+    cameras = {
+        number: ColmapCamera(
+            camera_id=number, model=MODEL_NUMBERS["PINHOLE"], width=camera.width, height=camera.height,
+            params=(camera.fx, camera.fy, camera.cx, camera.cy),
+        )
+        for camera, number in numbers.items()
+    }  # fmt: skip
+    model = ColmapModel(cameras=cameras, images=tuple(images), points=points, colors=colors)
+    write_model(scene / "sparse" / "0", model, text=text)
 
 
 def read_colmap(
