@@ -100,24 +100,12 @@ def read_colmap(
     model = read_model(model_folder)
     check_unique((image.name for image in model.images), scene)
     pictures, shrink = _picture_folder(scene, images, check_factor(factor))
-    suffix = pictures.name.removeprefix("images") if pictures.name.startswith("images_") else ""
-    masks = [scene / f"masks{suffix}", scene / "masks"]
-    posed, missing = [], []
-    for image in model.images:
-        found = find_picture(pictures, _safe_name(image))
-        if found is None:
-            missing.append(image.name)
-        else:
-            posed.append(_posed(model, image, found, find_mask(masks, image.name)))
+    posed, missing = _find_pictures(scene, pictures, model)
     _check_missing(missing, len(model.images), pictures, skip_missing)
     heads = [read_head(view.image) for view in posed]
     background = WHITE if white_background else BLACK
-    views = tuple(
-        sorted(
-            (finish_view(view, head, shrink, background) for view, head in zip(posed, heads, strict=True)),
-            key=lambda view: view.name,
-        )
-    )
+    made = [finish_view(view, head, shrink, background) for view, head in zip(posed, heads, strict=True)]
+    views = tuple(sorted(made, key=lambda view: view.name))
     points, colors, num_bad = finite_points(model.points, model.colors)
     bare = len(points) == 0
     if bare:
@@ -129,6 +117,20 @@ def read_colmap(
         held_out=None if held_out is None else with_names_of(held_out, views),
         missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}),
     )  # fmt: skip
+
+
+def _find_pictures(scene: Path, pictures: Path, model: ColmapModel) -> tuple[list[Posed], list[str]]:
+    """The model's views with their pictures and masks, and the names of those without a picture."""
+    suffix = pictures.name.removeprefix("images") if pictures.name.startswith("images_") else ""
+    masks = [scene / f"masks{suffix}", scene / "masks"]
+    posed, missing = [], []
+    for image in model.images:
+        found = find_picture(pictures, _safe_name(image))
+        if found is None:
+            missing.append(image.name)
+        else:
+            posed.append(_posed(model, image, found, find_mask(masks, image.name)))
+    return posed, missing
 
 
 def read_split(scene: Path, model_folder: Path) -> set[str] | None:
