@@ -27,6 +27,7 @@ from hotlap.data.splat_spz import write_spz
 from hotlap.data.splats import Splats, read_splats, write_splats
 
 Image = pytest.importorskip("PIL.Image", reason="scenes are photographs")
+from sog_files import sog, zipped  # noqa: E402 - it needs Pillow
 
 ASKED = os.environ.get("HOTLAP_FUZZ_CASES")
 CASES = int(ASKED or 20)
@@ -117,10 +118,11 @@ def valid(tmp_path_factory) -> dict[str, bytes]:
     except HotlapError:  # no zstandard: the reader's refusal is what is tested then
         (folder / "v4.spz").write_bytes(struct.pack("<4sIIBBBBI12x", b"NGSP", 4, 1, 0, 12, 0, 5, 32) + bytes(80))
     (folder / "text.ply").write_bytes(ascii_ply())
+    zipped(folder / "a.sog", sog())
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["a.ply", "a.splat", "b.compressed.ply", "a.spz", "v4.spz", "text.ply"])
+@pytest.mark.parametrize("name", ["a.ply", "a.splat", "b.compressed.ply", "a.spz", "v4.spz", "text.ply", "a.sog"])
 def test_damaged_splats(name, valid, tmp_path):
     path = tmp_path / name
 
@@ -141,6 +143,19 @@ def test_damage_inside_an_spz(valid, tmp_path):
     @given(changes=edits())
     def run(changes):
         path.write_bytes(gzip.compress(damage(inner, changes), 1))
+        sound_or_ours(lambda: read_splats(path), path.stat().st_size)
+
+    run()
+
+
+@pytest.mark.parametrize("part", ["meta.json", "quats.webp"])
+def test_damage_inside_a_sog(part, tmp_path):
+    path, parts = tmp_path / "a.sog", sog()
+
+    @FUZZ
+    @given(changes=edits())
+    def run(changes):
+        zipped(path, parts | {part: damage(parts[part], changes)})
         sound_or_ours(lambda: read_splats(path), path.stat().st_size)
 
     run()
