@@ -140,6 +140,16 @@ def test_a_damaged_split_is_named(folder):
             read_scene(folder)
 
 
+def test_a_split_that_names_no_view_or_all_of_them_is_refused(folder):
+    for names, message in (
+        (["other.png"], "1 names aside, which are 0 of its 9 views"),
+        ([f"view_{n:03d}" for n in range(9)], "9 names aside, which are 9 of its 9 views"),
+    ):
+        (folder / "train_test_split.json").write_text(json.dumps({"test": names}))
+        with pytest.raises(DataError, match=message):
+            read_scene(folder)
+
+
 def test_one_view_is_trained_on(folder):
     rewrite(folder, images=model_of(folder).images[:1])
     train, held_out = read_scene(folder).split()

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.scene import load_view, read_scene
 
 Image = pytest.importorskip("PIL.Image", reason="scenes are photographs")
@@ -85,6 +85,12 @@ def test_val_stands_in_for_test_only_if_there_is_none(tmp_path):
 def test_one_file_may_be_named(tmp_path):
     synthetic(tmp_path)
     assert len(read_scene(tmp_path / "transforms_train.json").views) == 3
+
+
+def test_another_folder_of_pictures_cannot_be_named(tmp_path):
+    synthetic(tmp_path)
+    with pytest.raises(ConfigError, match="images = 'images_4' is not for a scene with a transforms file"):
+        read_scene(tmp_path, images="images_4")
 
 
 def test_a_nerfstudio_scene(tmp_path):

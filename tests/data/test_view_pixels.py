@@ -73,6 +73,17 @@ def test_max_side_scales_picture_and_camera_together(tmp_path):
         load_view(view, max_side=0)
 
 
+def test_pictures_are_not_turned(tmp_path):
+    """COLMAP estimates cameras for the pixels as they are stored, whatever EXIF says of how to show them."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    values = random_picture()
+    Image.fromarray(values).save(tmp_path / "a.png", exif=exif)
+    head = read_head(tmp_path / "a.png")
+    assert (head.width, head.height) == (20, 10)
+    np.testing.assert_array_equal(load_view(view_of(tmp_path / "a.png")).image, values)
+
+
 def test_a_view_of_another_size_than_its_file_is_scaled(tmp_path):
     Image.new("RGB", (40, 20), (9, 8, 7)).save(tmp_path / "a.png")
     loaded = load_view(view_of(tmp_path / "a.png"))

@@ -114,7 +114,7 @@ def read_colmap(
     return Scene(
         folder=scene, views=views, points=points, colors=colors, random_points=bare, num_bad_points=num_bad,
         white_background=white_background if any(head.transparent for head in heads) else None,
-        held_out=None if held_out is None else with_names_of(held_out, views),
+        held_out=None if held_out is None else with_names_of(held_out, views, scene),
         missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}),
     )  # fmt: skip
 
