@@ -76,9 +76,9 @@ def test_archives_that_are_none(tmp_path):
         read_splats(zipped(tmp_path / "b.sog", {"other": b""}))
     with pytest.raises(DataError, match=r"its meta\.json is no JSON"):
         read_splats(zipped(tmp_path / "c.sog", {"meta.json": b"{"}))
-    bomb = sog() | {"quats.webp": bytes(50_000_000)}
-    with pytest.raises(DataError, match=r"'quats\.webp' (claims 50000000 bytes|is no picture)"):
-        read_splats(zipped(tmp_path / "d.sog", bomb, zipfile.ZIP_DEFLATED))
+    bomb = sog() | {"quats.webp": bytes(8_000_000)}
+    with pytest.raises(DataError, match=r"'quats\.webp' claims 8000000 bytes in a file of"):
+        read_splats(zipped(tmp_path / "d.sog", bomb, zipfile.ZIP_BZIP2))
 
 
 def test_a_picture_far_larger_than_its_splats_is_not_decoded(tmp_path):
