@@ -365,3 +365,20 @@ def test_masks_are_found_by_either_name(folder):
     assert load_view(first).mask.all() and not load_view(second).mask.any() and third.mask is None
     (folder / "images").rename(folder / "input")
     assert [view.mask is not None for view in read_scene(folder).views[:3]] == [True, True, False]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_colmap_itself_reads_what_we_write_and_we_what_it_writes(tmp_path, text):
+    pycolmap = pytest.importorskip("pycolmap", reason="pycolmap is not installed")
+    write_drawn_scene(tmp_path, SMALL, text=text)
+    ours = read_scene(tmp_path)
+    theirs = pycolmap.Reconstruction(str(tmp_path / "sparse" / "0"))
+    assert (theirs.num_cameras(), theirs.num_images(), theirs.num_points3D()) == (1, 9, 30)
+    shutil.rmtree(tmp_path / "sparse")
+    (tmp_path / "sparse").mkdir()
+    (theirs.write_text if text else theirs.write_binary)(str(tmp_path / "sparse"))
+    again = read_scene(tmp_path)
+    for new, old in zip(again.views, ours.views, strict=True):
+        assert (new.name, new.camera) == (old.name, old.camera)
+        np.testing.assert_allclose(new.camera_from_world, old.camera_from_world, atol=1e-12)
+    np.testing.assert_allclose(np.sort(again.points, 0), np.sort(ours.points, 0), rtol=1e-6)
