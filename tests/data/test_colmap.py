@@ -31,8 +31,7 @@ def drawn(tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(drawn, tmp_path) -> Path:
     """A copy of the drawn scene, to be spoiled."""
-    shutil.rmtree(tmp_path)
-    shutil.copytree(drawn, tmp_path)
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

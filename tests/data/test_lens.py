@@ -144,6 +144,24 @@ def test_views_are_loaded_as_a_pinhole_would_have_seen_them(one_view, name):
     assert error < 3 and error < untouched / 3
 
 
+@pytest.mark.parametrize(
+    ("number", "params", "want"),
+    [
+        (0, (163, 96, 64), None),
+        (1, (163, 160, 94, 66), None),
+        (4, (163, 160, 94, 66, 0, 0, 0, 0), None),
+        (5, (163, 160, 94, 66, 0, 0, 0, 0), ("fisheye", (0, 0, 0, 0))),  # without coefficients it still bends
+        (6, (163, 160, 94, 66, 1, 2, 3, 4, 5, 6, 7, 8), ("opencv", (1, 2, 3, 4, 5, 6, 7, 8))),
+        (9, (163, 96, 64, 0.1, 0.2), ("fisheye", (0.1, 0.2, 0, 0))),
+    ],
+)
+def test_what_colmaps_numbers_mean(number, params, want):
+    camera = ColmapCamera(camera_id=1, model=number, width=192, height=128, params=params)
+    lens, pinhole = camera.lens(), camera.pinhole()
+    assert (lens and (lens.model, lens.params)) == want
+    assert (pinhole.fx, pinhole.fy, pinhole.cx) == ((163, 163, 96) if len(params) in (3, 5) else (163, 160, 94))
+
+
 def test_bending_is_what_the_formula_says():
     x, y = np.array([0.3]), np.array([-0.4])
     r2, k1, k2, p1, p2 = 0.25, -0.25, 0.08, 0.002, -0.003

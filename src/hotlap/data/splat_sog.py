@@ -85,6 +85,7 @@ class _Sog:
             raise self.fault(f"it claims {self.num} splats in {size} bytes")
 
     def fault(self, what: str) -> DataError:
+        """The error for what is wrong with this file."""
         return DataError(f"file {str(self.path)!r} is no SOG file that can be read: {what}")
 
     def get(self, table: Any, key: str, kind: type) -> Any:
@@ -127,6 +128,7 @@ class _Sog:
         return pixels[: self.num]
 
     def splats(self) -> Splats:
+        """All of its parts together."""
         means, scales = self.get(self.meta, "means", dict), self.get(self.meta, "scales", dict)
         quats, colors = self.get(self.meta, "quats", dict), self.get(self.meta, "sh0", dict)
         color, turn = self.rows(colors, 0), self.rows(quats, 0)
