@@ -11,6 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
+# Before torch is imported, here and in every process that tests start. Threads that wait for one another go to sleep:
+# where more of them than cores run, as with two test processes side by side, those that spin keep the others from
+# getting anywhere, and a small batch norm takes a tenth of a second.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest):
@@ -30,13 +35,19 @@ def source_path() -> str:
     return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder of this session, the same for all processes that run tests side by side."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _bytecode(tmp_path_factory):
     """Where Python may not write bytecode, every worker would compile torch again; for this session it may."""
     with pytest.MonkeyPatch.context() as patch:
         if sys.dont_write_bytecode:
             patch.setenv("PYTHONDONTWRITEBYTECODE", "")
-            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+            patch.setenv("PYTHONPYCACHEPREFIX", str(shared_folder(tmp_path_factory) / "bytecode"))
         yield
 
 
@@ -157,8 +168,7 @@ def bench_run(tmp_path_factory, _bytecode):
 
     Also between processes that run tests side by side: the first to ask runs it, and the others wait.
     """
-    apart = "PYTEST_XDIST_WORKER" in os.environ
-    folder = (tmp_path_factory.getbasetemp().parent if apart else tmp_path_factory.getbasetemp()) / "bench"
+    folder = shared_folder(tmp_path_factory) / "bench"
     told = folder / "told.json"
     try:
         folder.mkdir()

@@ -192,6 +192,7 @@ class _Run:
         found = self.round
         baseline = found.records.get("baseline")
         winner = found.winner if baseline else None
+        is_measured = "bench" in found.records and not found.stays
         self.found = dataclasses.replace(
             self.found,
             baseline=found.baseline.name if baseline else "",
@@ -200,7 +201,7 @@ class _Run:
             tuned_batch=winner[1] if winner else None,
             table=table_rows(found) if baseline else [],
             advice=advice_rows(found),
-            paste=paste_of(winner[0], winner[1], self.config.mode) if winner and not found.stays else "",
+            paste=paste_of(*winner, self.config.mode) if winner and is_measured else "",
             commands=use_commands(self.config, winner[0], has_card=bool(self.record.environment.gpus))
             if winner
             else [],

@@ -120,7 +120,8 @@ def advice_rows(lap: Round) -> list[LapAdvice]:
 def give_verdict(found: Lap, lap: Round) -> Verdict:
     """The lap in one line. 0: faster and right; 1: nothing right, or not verified; 3: nothing faster, or not proven."""
     outcome, headline, code = _judge(found, lap)
-    lines = _stage_lines(found) + _advice_lines(found) + _short_of_time(lap)
+    lines = [line for line in _stage_lines(found) if not headline.endswith(line.partition(": ")[2])]
+    lines += _advice_lines(found) + _short_of_time(lap)
     verify = lap.records.get("verify")
     unsure = next((stage for stage in found.stages if stage.name == "verify" and stage.status == FAILED), None)
     if verify is not None and verify.verdict is not None and verify.verdict.exit_code != EXIT_OK:
