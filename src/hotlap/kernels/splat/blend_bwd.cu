@@ -86,6 +86,9 @@ UNROLL
     }
 }
 
+// How far apart the n-th sums of two splats are, where sum_place says they lie.
+DEVICE int sum_stride(const Frame& f, int n) { return f.sums ? SUMS : n < 4 ? 4 : n < 10 ? 3 : 1; }
+
 // The gradient of the background: of each channel, the light that reaches it times g.
 DEVICE void add_background(const Frame& f, const Strip& s, const float (&light)[PIXELS], const float (&g)[PIXELS][CHAN_ROOM]) {
     for (int i = 0; i < CHANNELS; i++) {
@@ -117,11 +120,11 @@ UNROLL
         const i64 pixel = ((i64)s.camera * f.height + s.y + 4 * j) * f.width + s.x;
         light[j] = in ? f.light[pixel] : 0.0f;
         last[j] = in ? f.lasts[pixel] : 0;
-        behind[j] = in ? -f.v_alphas[pixel] : 0.0f;
+        behind[j] = in && f.v_alphas ? -f.v_alphas[pixel] : 0.0f;
         end = last[j] > end ? last[j] : end;
 UNROLL
         for (int i = 0; i < CHAN; i++) {
-            g[j][i] = in ? f.v_image[pixel * CHAN + i] : 0.0f;
+            g[j][i] = in && f.v_image ? f.v_image[pixel * CHAN + i] : 0.0f;
             if (f.backgrounds && i < CHANNELS) behind[j] = mad(f.backgrounds[s.camera * CHANNELS + i], g[j][i], behind[j]);
         }
     }
@@ -132,12 +135,16 @@ UNROLL
         end = other > end ? other : end;
     }
     if (end <= begin) return;
-    float* sums = f.sums + (i64)s.camera * f.num_splats * SUMS;
-    int names[SUMS_LEFT];
-    share_sums(lane, names);
-    keep(sums);
+    int strides[SUMS_LEFT];  // 0: this lane has no such sum
+    float* places[SUMS_LEFT];
+    share_sums(lane, strides);
 UNROLL
-    for (int i = 0; i < SUMS_LEFT; i++) keep(names[i]);
+    for (int i = 0; i < SUMS_LEFT; i++) {
+        const int name = strides[i];
+        places[i] = sum_place(f, (i64)s.camera * f.num_splats, name < 0 ? 0 : name);
+        strides[i] = name < 0 ? 0 : sum_stride(f, name);
+        keep(places[i]), keep(strides[i]);
+    }
 
     Entry next;
     if (end - 32 + lane >= begin) next = load_entry(f, s.camera, end - 32 + lane);
@@ -196,11 +203,8 @@ UNROLL
             widen(v, dx, lane, w);
             fold(w, fold(w, fold(w, WIDEST, lane, 4), lane, 2), lane, 1);
 UNROLL
-            for (int i = 0; i < SUMS_LEFT; i++) {
-                // Splats are fewer than 2^28, so that up to 16 sums need no more than 32 bits.
-                const u64 at = SUMS <= 16 ? (where >> 4) * SUMS + names[i] : (u64)(where >> 4) * SUMS + names[i];
-                if (names[i] >= 0) add(sums + at, w[i]);
-            }
+            for (int i = 0; i < SUMS_LEFT; i++)
+                if (strides[i]) add(places[i] + (u64)(where >> 4) * (u32)strides[i], w[i]);
         }
     }
 }

@@ -56,8 +56,8 @@ splat_scan_kernel(const Frame f) {
     }
     if (thread_index() > 0) return;
     f.needed[0] = all;
-    if (all > f.capacity) raise_to(f.needed + 1, all);
     if (f.told) *f.told = all;
+    else if (all > f.capacity) raise_to(f.needed + 1, all);
     f.ranges[tiles] = all < f.capacity ? all : f.capacity;
 }
 

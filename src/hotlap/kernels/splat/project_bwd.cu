@@ -207,7 +207,7 @@ splat_project_bwd_kernel(const Frame f) {
             const Seen s = see(f, c, a);
             float sums[SH >= 0 ? SUMS : 6];
 UNROLL
-            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = f.sums[row * SUMS + i];
+            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = *sum_place(f, row, i);
             const float* conic = f.conics + row * 3;
             v_blend = make_float2(-(conic[0] * sums[1] + conic[1] * sums[2]), -(conic[1] * sums[1] + conic[2] * sums[2]));
             float2 v_mean2d = v_blend;
@@ -216,9 +216,9 @@ UNROLL
                 v_mean2d.x += given.x, v_mean2d.y += given.y;
             }
 #if ABSGRAD
-            v_abs = make_float2(LN_2 * f.sums[row * SUMS + 6 + CHAN], LN_2 * f.sums[row * SUMS + 7 + CHAN]);
+            v_abs = make_float2(LN_2 * *sum_place(f, row, 6 + CHAN), LN_2 * *sum_place(f, row, 7 + CHAN));
 #endif
-            const float v_z = DEPTH ? f.sums[row * SUMS + 6 + CHANNELS] : 0.0f;
+            const float v_z = DEPTH ? *sum_place(f, row, 6 + CHANNELS) : 0.0f;
             see_backward(f, c, a, s, sums, v_mean2d, v_z, out, v_camera);
 #if SH >= 0
             const float4 shade = reinterpret_cast<const float4*>(f.shade)[row];
@@ -250,7 +250,7 @@ UNROLL
         if (f.out_colors && in) {
             float* const to = f.out_colors + (f.colors_by_camera ? row : (i64)n) * CHANNELS;
             const bool more = camera > 0 && !f.colors_by_camera;
-            for (int i = 0; i < CHANNELS; i++) to[i] = (more ? to[i] : 0.0f) + (seen ? f.sums[row * SUMS + 6 + i] : 0.0f);
+            for (int i = 0; i < CHANNELS; i++) to[i] = (more ? to[i] : 0.0f) + (seen ? *sum_place(f, row, 6 + i) : 0.0f);
         }
 #endif
 #if CAMERA
