@@ -70,7 +70,7 @@ def on_host(host, monkeypatch):
             way = "bwd" if "bwd" in name else "fwd"
             library = host(variant, way, without if way == "fwd" else "")
             assert library.frame_bytes() == len(frame)
-            library.run(name.encode(), *grid, cuda_program.THREADS.get(name, variant.blend_threads), frame)
+            library.run(name.encode(), *grid, variant.threads(name), frame)
 
         monkeypatch.setattr(cuda_program, "launch", launch)
 
@@ -124,6 +124,17 @@ def test_a_missing_barrier_of_a_warp_is_seen(on_host):
     splats = as_splats(case.make(CPU))
     got, want = cuda.forward(splats, case.view), reference.forward(splats, case.view)
     assert not (got.colors - want.colors).abs().max() < 0.01
+
+
+def test_the_picture_does_not_depend_on_how_many_pixels_a_thread_has(on_host, monkeypatch):
+    on_host()
+    case = SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, options={"raw": True})
+    splats, frames = as_splats(case.make(CPU)), []
+    for pixels in (2, 4):  # forward has 2 by itself, and backward 4: both must decide alike what counts
+        monkeypatch.setattr(cuda, "_variant", lambda *given, pixels=pixels: replace(PLAIN, pixels=pixels))
+        frames.append(cuda.forward(splats, case.view))
+    assert torch.equal(frames[0].colors, frames[1].colors)
+    assert torch.equal(frames[0].saved.tensors["lasts"], frames[1].saved.tensors["lasts"])
 
 
 def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:

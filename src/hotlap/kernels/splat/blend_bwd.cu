@@ -111,7 +111,7 @@ splat_blend_bwd_kernel(const Frame f) {
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const Strip s = make_strip(f);
     const int begin = f.ranges[s.tile];
-    const float x = s.x + 0.5f, y = s.y + 0.5f;
+    const float x = s.x + 0.5f;
     float light[PIXELS], behind[PIXELS], g[PIXELS][CHAN_ROOM];  // behind: G
     int last[PIXELS], end = 0;
 UNROLL
@@ -172,12 +172,12 @@ UNROLL
             }
 UNROLL
             for (int i = 0; i < COLUMN_SUMS; i++) v[i] = 0.0f;
-            const float dx = minus(centre.x, x), first_dy = minus(centre.y, y);
+            const float dx = minus(centre.x, x), top_dy = first_dy(s, centre);
             bool touched = false;
 UNROLL
             for (int j = 0; j < PIXELS; j++) {
                 if (!(where >> j & 1)) continue;
-                const float dy = minus(first_dy, 4 * j), power = exponent(column, quad.z, dy);
+                const float dy = next_dy(s, top_dy, j), power = exponent(column, quad.z, dy);
                 if (!(power >= -LOG2_255) || place >= last[j]) continue;
                 touched = true;
                 const float alpha = exp2_fast(fminf(power, LOG2_MAX_ALPHA));

@@ -28,7 +28,7 @@ THREADS = {
     "splat_sort_kernel": 256,
     "splat_project_bwd_kernel": 128,
 }
-"""Of a block, as in the sources; blocks of the blending kernels are tiles and have as many as the variant says."""
+"""Of a block, as in the sources; those of the blending kernels depend on the variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,23 @@ class Variant:
     camera: bool = False
     """Gradients of poses and intrinsics."""
     pixels: int | None = None
-    """Of a thread, in one column: 1, 2 or 4; None: as many as the registers hold."""
+    """Of a thread, in one column: 1, 2 or 4; None: those that were fastest."""
 
-    @property
-    def pixels_each(self) -> int:
+    def pixels_each(self, way: str) -> int:
+        """Of a thread: as many as the registers hold, but two at most forward, where more warps gain more."""
         if self.pixels is not None:
             return self.pixels
         channels = self.channels + self.depth
-        return 4 if channels <= 4 else 2 if channels <= 8 else 1
+        return 1 if channels > 8 else 4 if channels <= 4 and way == "bwd" else 2
 
     @property
     def sums(self) -> int:
         """Numbers that the pixels tell each splat."""
         return 6 + self.channels + self.depth + 2 * self.absgrad
 
-    @property
-    def blend_threads(self) -> int:
-        return TILE * TILE // self.pixels_each
+    def threads(self, kernel: str) -> int:
+        """Of a block of the kernel; those of the blending kernels are tiles."""
+        return THREADS.get(kernel) or TILE * TILE // self.pixels_each(way_of(kernel))
 
     def program(self, way: str) -> Program:
         """The kernels of one way, ``fwd`` or ``bwd``."""
@@ -72,9 +72,14 @@ class Variant:
             "SH": -1 if self.sh_degree is None else self.sh_degree,
             "ABSGRAD": int(self.absgrad),
             "CAMERA": int(self.camera),
-            "PIXELS": self.pixels_each,
+            "PIXELS": self.pixels_each(way),
         }
         return Program(name=f"splat_{way}.cu", source=read_source(way), macros=tuple(macros.items()))
+
+
+def way_of(kernel: str) -> str:
+    """The program that the kernel is part of."""
+    return "bwd" if "bwd" in kernel else "fwd"
 
 
 @functools.cache
@@ -104,7 +109,7 @@ def pack_frame(values: dict[str, Any]) -> bytes:
 
 @functools.cache
 def _function(device: int, variant: Variant, name: str) -> Any:
-    return load_function(device, variant.program("bwd" if "bwd" in name else "fwd"), name)
+    return load_function(device, variant.program(way_of(name)), name)
 
 
 def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
@@ -113,5 +118,5 @@ def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, dev
 
     function, packed = _function(device.index, variant, name), Packed([frame])
     stream = torch.cuda.current_stream(device).cuda_stream
-    threads = THREADS.get(name, variant.blend_threads)
+    threads = variant.threads(name)
     done(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, packed.address, 0))
