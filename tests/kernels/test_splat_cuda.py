@@ -137,7 +137,7 @@ def test_the_picture_does_not_depend_on_how_many_pixels_a_thread_has(on_host, mo
     assert torch.equal(frames[0].saved.tensors["lasts"], frames[1].saved.tensors["lasts"])
 
 
-def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
+def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[int], list[int]]]:
     """For each tile, the splats in the order of the kernel and in the right order."""
     generator = torch.Generator().manual_seed(0)
     total = sum(counts)
@@ -148,17 +148,20 @@ def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
     right = [sorted(keys[a:b].tolist()) for a, b in pairwise(ranges.tolist())]
     order = torch.arange(len(counts), dtype=torch.int32).flip(0).contiguous()
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
-    cuda_program.launch(PLAIN, "splat_sort_kernel", (len(counts), 1), cuda_program.pack_frame(frame), CPU)
+    frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
+    blocks = -(-len(counts) // 8) if short_lists else len(counts)
+    cuda_program.launch(PLAIN, "splat_sort_kernel", (blocks, 1), cuda_program.pack_frame(frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
     ]
 
 
-def test_sorts_lists_of_every_length(on_host):
+@pytest.mark.parametrize("short_lists", [False, True])
+def test_sorts_lists_of_every_length(short_lists, on_host):
     on_host()
     counts = [0, 1, 2, 8, 9, 31, 255, 256, 257, 1000, 2047, 2048, 2049, 4096, 7001]
-    assert all(found == wanted for found, wanted in sort_lists(counts))
+    assert all(found == wanted for found, wanted in sort_lists(counts, short_lists))
 
 
 def test_a_missing_barrier_of_the_sort_is_seen(on_host):

@@ -27,6 +27,8 @@ MAX_CHANNELS = 40
 """A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
 MAX_SPLATS = 2**28
 """A splat's number and four flags share 32 bits."""
+SHORT_LISTS = 256
+"""Pairs that one warp sorts in its registers; with no more than this in the mean tile, a warp takes a tile each."""
 PLANES = ("quats", "means", "scales", "opacities")
 """Gradients whose memory holds the pixels' sums of a splat until they are made from those: 11 numbers a splat."""
 
@@ -55,6 +57,8 @@ class Saved:
 
     tensors: dict[str, Tensor]
     """shade, ids, ranges, order, light, lasts."""
+    key: room.Key
+    """Which frames need about the same room."""
     told: room.Told | None
     """Who knows whether the pairs fitted; None: they did, or a graph was captured."""
 
@@ -131,7 +135,8 @@ def _begin(splats: Splats, view: View) -> Drawn:
     capacity = room.ROOM.of(key, num_splats)
     told = None if captured else room.Told(key, num_splats, capacity)
     given, variant = _inputs(splats, view), _variant(splats, view)
-    drawn = _room_for_frame(given, view, variant, told)
+    drawn = _room_for_frame(given, view, variant)
+    drawn.saved.told = told
     _draw(given, variant, drawn, capacity)
     return drawn
 
@@ -147,7 +152,7 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
     drawn.saved.told = None
 
 
-def _room_for_frame(given: dict[str, Any], view: View, variant: Variant, told: room.Told | None) -> Drawn:
+def _room_for_frame(given: dict[str, Any], view: View, variant: Variant) -> Drawn:
     """Memory for a frame and what its backward pass needs, but for the list of pairs."""
     num_cameras, num_splats, num_tiles = given["num_cameras"], given["num_splats"], given["tiles_x"] * given["tiles_y"]
     shape, channels = (num_cameras, view.height, view.width), variant.channels + variant.depth
@@ -162,7 +167,8 @@ def _room_for_frame(given: dict[str, Any], view: View, variant: Variant, told: r
         colors=floats(*shape, channels), alphas=floats(*shape, 1),
         means2d=floats(num_cameras, num_splats, 2), radii=whole(num_cameras, num_splats, 2),
         depths=floats(num_cameras, num_splats), conics=floats(num_cameras, num_splats, 3),
-        tiles_per_splat=whole(num_cameras, num_splats), saved=Saved(saved, told),
+        tiles_per_splat=whole(num_cameras, num_splats),
+        saved=Saved(saved, room.Key(given["means"].device, *shape), None),
     )  # fmt: skip
 
 
@@ -179,7 +185,9 @@ def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) 
     }  # fmt: skip
     names = ("means2d", "radii", "depths", "conics", "tiles_per_splat", "alphas")
     results = {name: getattr(drawn, name) for name in names} | {"image": drawn.colors}
-    frame = pack_frame(given | results | drawn.saved.tensors | scratch)
+    most = room.ROOM.most(drawn.saved.key)
+    short_lists = most is not None and most <= SHORT_LISTS * num_tiles
+    frame = pack_frame(given | results | drawn.saved.tensors | scratch | {"short_lists": short_lists})
 
     def run(name: str, *grid: int) -> None:
         if all(grid):
@@ -192,7 +200,7 @@ def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) 
         if told is not None:
             told.record()
         run("splat_pair_kernel", -(-num_splats // THREADS["splat_pair_kernel"]), num_cameras)
-        run("splat_sort_kernel", num_tiles, 1)
+        run("splat_sort_kernel", -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles, 1)
         run("splat_blend_fwd_kernel", num_tiles, 1)
 
 

@@ -65,6 +65,10 @@ class Room:
         capacity = known.capacity if known else _steps(max(4 * key.cameras * num_splats, 1))
         return max(capacity, self.least.get(key.device, 0))
 
+    def most(self, key: Key) -> int | None:
+        """Pairs of the frame that has had the most; None before the first."""
+        return self.known[key].most if key in self.known else None
+
     def is_settled(self, key: Key, num_splats: int) -> bool:
         """Whether a frame can be trusted to fit: a tenth more than any before, in proportion to the splats."""
         known = self.known.get(key)

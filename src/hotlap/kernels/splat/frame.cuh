@@ -63,6 +63,7 @@ struct Frame {
     int tiles_x;
     int tiles_y;
     int capacity;
+    int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
     int coefficients;          // K
     int colors_by_camera;      // 1: [C, N, D]
     int raw;                   // 1: scales are logarithms, opacities logits

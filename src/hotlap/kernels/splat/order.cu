@@ -5,7 +5,9 @@
 #define PAIR_THREADS 256
 #define SORT_THREADS 256
 #define SORT_EACH 8
+#define SORT_WARPS (SORT_THREADS / 32)
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
+#define SORT_SHORT (32 * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
 
 #define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
@@ -119,9 +121,10 @@ UNROLL
     }
 }
 
-// Sorts up to SORT_MOST keys; thread t ends with those of places 8t .. 8t + 7. A bitonic network without directions:
+// Sorts up to SORT_MOST keys of the block, or SORT_SHORT of the warp that begins at thread `first`, which is 0 for a
+// block; its thread t ends with those of places 8t .. 8t + 7. A bitonic network without directions:
 // the first step of each merge is mirrored, so that every comparison puts the smaller key first and padding stays last.
-DEVICE void sort_keys(u64 (&key)[SORT_EACH], u64* exchange, int count) {
+DEVICE void sort_keys(u64 (&key)[SORT_EACH], u64* exchange, int count, int first) {
 UNROLL
     for (int size = 2; size <= SORT_EACH; size <<= 1) {
 UNROLL
@@ -134,7 +137,7 @@ UNROLL
                 if ((i ^ step) > i) order_two(key[i], key[i ^ step]);
     }
     for (int threads = 2; threads * SORT_EACH < 2 * count && threads <= SORT_THREADS; threads <<= 1) {
-        const bool idle = (thread_index() & ~31) * SORT_EACH >= count;  // a warp with nothing but padding
+        const bool idle = ((thread_index() & ~31) - first) * SORT_EACH >= count;  // a warp with nothing but padding
         if (threads > 32 || !idle) order_across(key, exchange, threads - 1, true);
         for (int mask = threads >> 2; mask > 0; mask >>= 1)
             if (mask >= 32 || !idle) order_across(key, exchange, mask, false);
@@ -171,22 +174,24 @@ DEVICE void merge_runs(const u64* from, u64* to, int count, int run) {
     }
 }
 
-// One block a tile. Equal depths are in the order of the splats, which is part of the key.
-KERNEL(SORT_THREADS, 3)
-splat_sort_kernel(const Frame f) {
-    SHARED(u64, exchange, SORT_MOST);
-    const int tile = f.order[block_index()], thread = thread_index();
-    const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
+// The keys of thread t of `threads`: which of the list's they are does not matter before they are sorted.
+DEVICE void load_keys(const u64* from, int count, int thread, u64 (&key)[SORT_EACH]) {
+    const int busy = (count + SORT_EACH - 1) / SORT_EACH;  // threads with keys
+UNROLL
+    for (int i = 0; i < SORT_EACH; i++) {
+        const int at = i * busy + thread;
+        key[i] = thread < busy && at < count ? from[at] : NO_KEY;
+    }
+}
+
+// One tile's list by the whole block. Equal depths are in the order of the splats, which is part of the key.
+DEVICE void sort_tile(const Frame& f, int tile, u64* exchange) {
+    const int thread = thread_index(), begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
     for (int base = 0; base < count; base += SORT_MOST) {
         const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
-        const int busy = (some + SORT_EACH - 1) / SORT_EACH;  // threads with keys; which they are does not matter yet
         u64 key[SORT_EACH];
-UNROLL
-        for (int i = 0; i < SORT_EACH; i++) {
-            const int at = i * busy + thread;
-            key[i] = thread < busy && at < some ? f.keys[begin + base + at] : NO_KEY;
-        }
-        sort_keys(key, exchange, some);
+        load_keys(f.keys + begin + base, some, thread, key);
+        sort_keys(key, exchange, some, 0);
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {
             const int at = begin + base + thread * SORT_EACH + i;
@@ -205,4 +210,36 @@ UNROLL
         from = to, to = swapped;
     }
     for (int n = thread; n < count; n += SORT_THREADS) f.ids[begin + n] = (u32)from[n];
+}
+
+// A list of up to SORT_SHORT by one warp.
+DEVICE void sort_short(const Frame& f, int begin, int count) {
+    const int lane = thread_index() & 31;
+    u64 key[SORT_EACH];
+    load_keys(f.keys + begin, count, lane, key);
+    sort_keys(key, nullptr, count, thread_index() - lane);
+UNROLL
+    for (int i = 0; i < SORT_EACH; i++)
+        if (lane * SORT_EACH + i < count) f.ids[begin + lane * SORT_EACH + i] = (u32)key[i];
+}
+
+// One block a tile or, where most lists are short, one for as many tiles as it has warps: each warp sorts one, and the
+// block then those that were too long. Which way is taken changes nothing but the time.
+KERNEL(SORT_THREADS, 4)
+splat_sort_kernel(const Frame f) {
+    SHARED(u64, exchange, SORT_MOST);
+    SHARED(int, too_long, SORT_WARPS);
+    if (!f.short_lists) {
+        sort_tile(f, f.order[block_index()], exchange);
+        return;
+    }
+    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, blocks = (tiles + SORT_WARPS - 1) / SORT_WARPS;
+    const int warp = thread_index() >> 5, at = block_index() + warp * blocks;  // the longest are first, in many blocks
+    const int tile = at < tiles ? f.order[at] : -1;
+    const int begin = tile < 0 ? 0 : f.ranges[tile], count = tile < 0 ? 0 : f.ranges[tile + 1] - begin;
+    if (count > 0 && count <= SORT_SHORT) sort_short(f, begin, count);
+    if ((thread_index() & 31) == 0) too_long[warp] = count > SORT_SHORT ? tile : -1;
+    block_barrier();
+    for (int n = 0; n < SORT_WARPS; n++)
+        if (too_long[n] >= 0) sort_tile(f, too_long[n], exchange);
 }
