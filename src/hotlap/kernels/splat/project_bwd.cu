@@ -200,14 +200,19 @@ splat_project_bwd_kernel(const Frame f) {
 #if SH >= 0
         Shading shading = {};
 #endif
+        float sums[SH >= 0 ? SUMS : 6];
+        bool told = seen && f.v_means2d;  // a splat that no pixel has taken, as it lies behind others, learns nothing
         if (seen) {
+UNROLL
+            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = *sum_place(f, row, i), told = told || sums[i] != 0.0f;
+UNROLL
+            for (int i = 6 + CHANNELS; i < SUMS; i++) told = told || *sum_place(f, row, i) != 0.0f;
+        }
+        if (told) {
             if (!loaded) a = load_splat(f, n);
             loaded = true;
             const Camera c = load_camera(f, camera);
             const Seen s = see(f, c, a);
-            float sums[SH >= 0 ? SUMS : 6];
-UNROLL
-            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = *sum_place(f, row, i);
             const float* conic = f.conics + row * 3;
             v_blend = make_float2(-(conic[0] * sums[1] + conic[1] * sums[2]), -(conic[1] * sums[1] + conic[2] * sums[2]));
             float2 v_mean2d = v_blend;
@@ -244,7 +249,7 @@ UNROLL
         if (in && f.out_means2d_abs) reinterpret_cast<float2*>(f.out_means2d_abs)[row] = v_abs;
 #if SH >= 0
         const int first = n - (thread_index() & 31);
-        if (f.out_colors && first < f.num_splats && (camera == 0 || any_lane(seen)))
+        if (f.out_colors && first < f.num_splats && (camera == 0 || any_lane(told)))
             write_coefficients(f, first, rows + (thread_index() >> 5) * 32 * (COEFFICIENTS + 3), shading, camera > 0);
 #else
         if (f.out_colors && in) {
