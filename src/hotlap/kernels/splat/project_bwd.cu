@@ -179,7 +179,7 @@ UNROLL
         seen ? make_float4(scale * (q.x - w * along), scale * (q.y - x * along), scale * (q.z - y * along), scale * (q.w - z * along)) : zero;
 }
 
-KERNEL(GRAD_THREADS, 3)
+KERNEL(GRAD_THREADS, CAMERA ? 3 : 4)
 splat_project_bwd_kernel(const Frame f) {
     const int n = block_index() * GRAD_THREADS + thread_index();
     const bool in = n < f.num_splats;
