@@ -8,6 +8,7 @@ out to have had too little room. While a CUDA graph is captured nothing waits at
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotlap.base.errors import UsageError
 from hotlap.kernels.nvrtc import ensure_context, why_no_compiler
 from hotlap.kernels.splat import cuda_program as program
 from hotlap.kernels.splat import cuda_room as room
@@ -226,6 +228,7 @@ def backward(
 ) -> dict[str, Tensor]:
     """The gradients asked for, by name; ``means2d`` is that of the blending alone, without ``v_means2d``."""
     device, variant = splats.means.device, _variant(splats, view, needs)
+    check_determinism(device)
     if not room.capturing(device):
         _complete(splats, view, drawn)
     given = _inputs(splats, view)
@@ -249,6 +252,21 @@ def backward(
             blocks = -(-given["num_splats"] // THREADS["splat_project_bwd_kernel"])
             program.launch(variant, "splat_project_bwd_kernel", (blocks, 1), frame, device)
     return found
+
+
+def check_determinism(device: torch.device) -> None:
+    """Says that gradients are sums in no fixed order where torch was told to be deterministic."""
+    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
+        return
+    message = (
+        f"gradients of splatting on {device} are sums in no fixed order, and deterministic algorithms are asked for"
+    )
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return
+    raise UsageError(
+        message, remedy="Take impl='cpu', whose gradients are the same bits in every run, or warn_only=True"
+    )
 
 
 def _room_for_gradients(

@@ -147,7 +147,7 @@ class Told:
 
     def wait(self) -> bool:
         """Whether the frame's pairs fitted, as soon as the card has told."""
-        if self.count is None and self._slot[1] is not None:
+        if self.count is None and not self._is_there():
             self._slot[1].synchronize()
         return self._read() <= self.capacity
 
