@@ -124,6 +124,8 @@ class TestOnACard:
         """The same splats in a corner of a large picture, where only that corner has a weight."""
         case = replace(CASE, splats=50, size=0.3)
         inputs, weights = leaves_of(case, card), weights_of(case, card)
+        with torch.no_grad():
+            inputs["means"] *= 0.3  # all within the picture: how far outside one is linearised depends on its size
         want = step(inputs, case, weights)
         intrinsics = inputs["Ks"].clone()
         intrinsics[:, 0, 2] += 8192 - case.width
