@@ -19,7 +19,7 @@ from hotlap.kernels.splat.frame import TILE
 SHARED = ("primitives.cuh", "frame.cuh", "project.cuh", "tiles.cuh", "blend.cuh")
 SOURCES = {
     "fwd": (*SHARED, "project_fwd.cu", "order.cu", "blend_fwd.cu"),
-    "bwd": (*SHARED, "blend_bwd.cu", "project_bwd.cu"),
+    "bwd": (*SHARED, "sums.cuh", "blend_bwd.cu", "project_bwd.cu"),
 }
 THREADS = {
     "splat_project_fwd_kernel": 256,
