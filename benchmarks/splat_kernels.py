@@ -140,22 +140,6 @@ def measure(job: str, ply: str | None) -> Iterator[dict[str, Any]]:
         yield _part("overflow", lambda: {"overflowed": ours.kernels.overflowed(torch.device("cuda", 0))})
     for name, run in ways.items():
         yield _part("profile", lambda name=name, run=run: {"of": name, "ms": profiled(run, v_colors)})
-    if job == "1M":
-        yield _part("pixels", lambda: by_pixels(ours, v_colors))
-
-
-def by_pixels(ours: Ours, v_colors: Any) -> dict[str, Any]:
-    """What the blending kernels take with one, two and four pixels a thread."""
-    chosen = ours.kernels._variant
-    found: dict[str, dict[str, float]] = {}
-    try:
-        for pixels in (1, 2, 4):
-            ours.kernels._variant = lambda *given, pixels=pixels: dataclasses.replace(chosen(*given), pixels=pixels)
-            times = profiled(ours.run, v_colors)
-            found[str(pixels)] = {name: ms for name, ms in times.items() if "blend" in name}
-    finally:
-        ours.kernels._variant = chosen
-    return {"ms": found}
 
 
 def work(job: str, ply: str | None) -> None:

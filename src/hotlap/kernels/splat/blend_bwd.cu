@@ -25,7 +25,7 @@ UNROLL
 KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_bwd_kernel(const Frame f) {
     SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
-#if CHAN <= 4
+#if BUNDLE
     SHARED(float, bundles, TILE_WARPS * BUNDLE * BUNDLE_FLOATS);
     SHARED(u64, all_targets, TILE_WARPS * TARGETS);
     u64* const targets = all_targets + (thread_index() >> 5) * TARGETS;
@@ -60,7 +60,7 @@ UNROLL
         end = other > end ? other : end;
     }
     if (end <= begin) return;
-#if CHAN <= 4
+#if BUNDLE
     put_places(f, s.camera, lane, targets);
 #else
     int strides[SUMS_LEFT];
@@ -122,7 +122,7 @@ UNROLL
 #endif
             }
             if (!any_lane(touched)) continue;
-#if CHAN <= 4
+#if BUNDLE
             put_sums(bundle, bundled, lane, v, centre.x, where >> 4);
             if (++bundled == BUNDLE) add_bundle(bundle, targets, bundled, lane, s.left), bundled = 0;
 #else
@@ -136,7 +136,7 @@ UNROLL
 #endif
         }
     }
-#if CHAN <= 4
+#if BUNDLE
     if (bundled) add_bundle(bundle, targets, bundled, lane, s.left);
 #endif
 }

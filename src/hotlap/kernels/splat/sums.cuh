@@ -7,7 +7,9 @@
 // then, with dx multiplied in by the lanes that hold h and h dy, over the eight columns.
 
 #define COLUMN_SUMS (3 + CHAN + 2 * ABSGRAD)
+#ifndef BUNDLE
 #define BUNDLE (CHAN <= 4 ? 4 : 0)  // splats whose sums are added together; more channels would fill the shared memory
+#endif
 #define BUNDLE_FLOATS (COLUMN_SUMS * 32 + 4)  // of one splat: its sums, lane by lane, then the centre's x and its number
 #define HALF ((COLUMN_SUMS + 1) / 2)
 #define QUARTER ((HALF + 1) / 2)
@@ -68,7 +70,7 @@ UNROLL
     return half;
 }
 
-#if CHAN > 4
+#if !BUNDLE
 // A column's sums, with dx multiplied in. Numbers that a part does not have are left as they are: no lane adds them.
 DEVICE void widen(const float (&v)[COLUMN_SUMS], float dx, int lane, float (&w)[WIDEST]) {
     const int part = lane >> 3;
@@ -128,7 +130,7 @@ UNROLL
     }
 }
 
-#if CHAN <= 4
+#if BUNDLE
 #define TARGETS (8 * SUMS_LEFT * 2)  // of a warp: for each of eight lanes where its sums lie and how far apart
 
 // The same in shared memory, where it takes no registers.
