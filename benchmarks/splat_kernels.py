@@ -1,40 +1,36 @@
 """Are the CUDA kernels of splatting right, and how fast are they beside gsplat? Every job in a process of its own.
 
-    python -m benchmarks.splat_kernels --out splat_kernels.json [--only check,20k,200k,1M,3M] [--timeout 90]
+    python -m benchmarks.splat_kernels --out splat_kernels.json [--only check,20k,200k,1M,3M,ply] [--ply trained.ply]
 
 ``check`` compares pictures and every gradient with the reference in float64 over the cases of the op. The other jobs
 are scenes like a trained capture: clusters and a ground of small anisotropic splats, seen from a ring of eight cameras,
 one a step, with coefficients of degree 3. Each compares picture and gradients with gsplat's, where gsplat can be
 imported, then times both in turn, forward and forward with backward, ours also as a replayed CUDA graph, then asks
-torch's profiler where the time of both goes, and what memory both take at most. A part that fails is reported, and the
-others run. A speed-up is printed only where every comparison is within tolerance.
+torch's profiler where the time of both goes. The job ``ply`` is the same with a trained scene, from a file of splats.
+What memory each side takes at most is asked in processes of their own: libraries that one side calls keep memory for
+themselves. A part that fails is reported, and the others run. A speed-up is printed only where every comparison is
+within tolerance.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import statistics
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.splat_scene import NUM_CAMERAS, SCENES, Scene, make_scene
+from benchmarks.splat_contenders import SAMPLES, Gsplat, Ours, compare, facts, peak_bytes, profiled, timed
+from benchmarks.splat_scene import SCENES, Scene, make_scene, read_scene
 
-NEEDS = frozenset({"means", "quats", "scales", "opacities", "colors"})
-SAMPLES = 15
-JOBS = ("check", *SCENES)
-MAX_GRADIENT_ERROR = 1e-3
-"""Of the difference's norm over the norm: two right programs round thresholds otherwise in a few pixels."""
-MAX_PIXELS = 1e-3
-"""The part of pixels that may differ by more than 1e-3 for the same reason."""
+JOBS = ("check", *SCENES, "ply")
+SIDES = ("ours", "gsplat packed", "gsplat plain")
+PLY_SIZE = (1920, 1080)
 
 
 def check() -> Iterator[dict[str, Any]]:
@@ -84,160 +80,6 @@ def _errors_of(cuda: Any, case: Any) -> dict[str, float]:
     return relative_errors(found[1], found[0])
 
 
-class Ours:
-    """Hotlap's kernels, called without autograd."""
-
-    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
-        import torch
-
-        from hotlap.kernels.splat import cuda
-        from hotlap.kernels.splat.frame import Splats, View
-
-        self.kernels, self.views, self.intrinsics = cuda, views, intrinsics
-        self.view = View(width=scene.width, height=scene.height, sh_degree=3)
-        self.viewmat, self.K = views[:1].clone(), intrinsics[:1].clone()
-        self.splats = Splats(**splats, viewmats=self.viewmat, Ks=self.K, backgrounds=None)
-        self.v_alphas = torch.zeros(1, scene.height, scene.width, 1, device=views.device)
-        self.step = 0
-        self.graphs: dict[bool, Any] = {}
-
-    def look(self) -> None:
-        """The next camera, copied to where graphs read it."""
-        self.viewmat.copy_(self.views[self.step % NUM_CAMERAS][None])
-        self.step += 1
-
-    def draw(self) -> Any:
-        return self.kernels.forward(self.splats, self.view)
-
-    def run(self, v_colors: Any) -> Any:
-        """The picture and, where its gradient is given, those of the splats."""
-        self.look()
-        return self.body(v_colors)
-
-    def body(self, v_colors: Any) -> Any:
-        drawn = self.draw()
-        if v_colors is None:
-            return drawn.colors, {}
-        grads = self.kernels.backward(self.splats, self.view, drawn, v_colors, self.v_alphas, None, NEEDS)
-        return drawn.colors, grads
-
-    def replay(self, v_colors: Any) -> None:
-        self.look()
-        self.graphs[v_colors is not None].replay()
-
-    def capture(self, v_colors: Any) -> None:
-        import torch
-
-        for _ in range(NUM_CAMERAS):  # each camera once: the graph keeps the room for pairs that was needed by then
-            self.run(v_colors)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.body(v_colors)
-        self.graphs[v_colors is not None] = graph
-
-
-class Gsplat:
-    """gsplat's ``rasterization``, with autograd."""
-
-    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any, packed: bool) -> None:
-        from gsplat import rasterization
-
-        self.leaves = {name: tensor.detach().requires_grad_() for name, tensor in splats.items()}
-        self.views, self.intrinsics, self.step = views, intrinsics, 0
-        options = {"width": scene.width, "height": scene.height, "sh_degree": 3, "packed": packed}
-        self.rasterize = partial(rasterization, **options)
-
-    def run(self, v_colors: Any) -> Any:
-        import torch
-
-        view = self.views[self.step % NUM_CAMERAS][None]
-        self.step += 1
-        with torch.set_grad_enabled(v_colors is not None):
-            colors, _, _ = self.rasterize(**self.leaves, viewmats=view, Ks=self.intrinsics[:1])
-        if v_colors is None:
-            return colors, {}
-        found = torch.autograd.grad(colors, list(self.leaves.values()), v_colors)
-        return colors, dict(zip(self.leaves, found, strict=True))
-
-
-def compare(ours: Ours, peer: Gsplat, v_colors: Any) -> dict[str, Any]:
-    """How far picture and gradients are from gsplat's."""
-    ours.step = peer.step = 3
-    colors, grads = ours.run(v_colors)
-    their_colors, their_grads = peer.run(v_colors)
-    apart = ((colors - their_colors).abs() > 1e-3).any(dim=-1).float().mean().item()
-    errors = {
-        name: ((grads[name] - wanted).double().norm() / wanted.double().norm()).item()
-        for name, wanted in their_grads.items()
-    }
-    passed = apart <= MAX_PIXELS and all(error <= MAX_GRADIENT_ERROR for error in errors.values())
-    return {"passed": passed, "pixels_apart": apart, "errors": errors}
-
-
-def facts(ours: Ours) -> dict[str, Any]:
-    """What the scene is like, so that it can be judged whether it is like a capture."""
-    pairs, seen, covered = [], [], []
-    for _ in range(NUM_CAMERAS):
-        ours.look()
-        drawn = ours.draw()
-        visible = drawn.radii.amax(-1) > 0
-        seen.append(visible.float().mean().item())
-        pairs.append(drawn.tiles_per_splat[visible].float().mean().item())
-        covered.append(drawn.alphas.mean().item())
-    return {"tiles_per_visible_splat": pairs, "visible": seen, "mean_alpha": covered}
-
-
-def timed(ways: dict[str, Callable[[Any], Any]], v_colors: Any, inner: int) -> dict[str, list[float]]:
-    """Milliseconds a step by the wall, all samples, the ways in turn."""
-    import torch
-
-    for run in ways.values():
-        for _ in range(NUM_CAMERAS):
-            run(v_colors)
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(SAMPLES):
-        for name, run in ways.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(inner):
-                run(v_colors)
-            torch.cuda.synchronize()
-            found[name].append((time.perf_counter() - begin) * 1e3 / inner)
-    return found
-
-
-def profiled(run: Callable[[Any], Any], v_colors: Any) -> dict[str, float]:
-    """Milliseconds a step of each kernel on the card, by name, the longest first."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    run(v_colors)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        for _ in range(NUM_CAMERAS):
-            run(v_colors)
-        torch.cuda.synchronize()
-    times: dict[str, float] = {}
-    for event in seen.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CUDA and event.self_device_time_total > 0:
-            times[event.key[:80]] = event.self_device_time_total / 1e3 / NUM_CAMERAS
-    return dict(sorted(times.items(), key=lambda item: -item[1])[:20])
-
-
-def peak_bytes(run: Callable[[Any], Any], v_colors: Any) -> int:
-    """The most memory that tensors have taken at once during a few steps, inputs included."""
-    import torch
-
-    run(v_colors)
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(3):
-        run(v_colors)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
-
-
 def _part(name: str, make: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"part": name, **make()}
@@ -245,30 +87,50 @@ def _part(name: str, make: Callable[[], Any]) -> dict[str, Any]:
         return {"part": name, "error": traceback.format_exc()[-3000:]}
 
 
-def measure(job: str) -> Iterator[dict[str, Any]]:
-    """Everything about one scene."""
+def load(job: str, ply: str | None) -> tuple[Scene, tuple[Any, ...]]:
+    """The scene of a job, on the card."""
+    if job != "ply":
+        return SCENES[job], make_scene(SCENES[job], "cuda")
+    if ply is None:
+        raise ValueError("the job 'ply' needs --ply FILE")
+    return read_scene(ply, *PLY_SIZE, "cuda")
+
+
+def upstream(scene: Scene) -> Any:
+    """A gradient of the picture, as large as that of a mean over its pixels."""
     import torch
 
-    scene = SCENES[job]
-    made = make_scene(scene, "cuda")
+    return torch.randn(1, scene.height, scene.width, 3, device="cuda") / (scene.height * scene.width)
+
+
+def remember(job: str, side: str, ply: str | None) -> dict[str, Any]:
+    """The most memory that one side takes, alone in its process."""
+    scene, made = load(job, ply)
+    way = Ours(scene, *made) if side == "ours" else Gsplat(scene, *made, packed=side.endswith("packed"))
+    return {"of": side, "peak_bytes": peak_bytes(way.run, upstream(scene))}
+
+
+def measure(job: str, ply: str | None) -> Iterator[dict[str, Any]]:
+    """Everything about one scene but the memory."""
+    import torch
+
+    scene, made = load(job, ply)
     ours = Ours(scene, *made)
-    v_colors = torch.randn(1, scene.height, scene.width, 3, device="cuda") / (scene.height * scene.width)
+    v_colors = upstream(scene)
     peers: dict[str, Gsplat] = {}
 
-    def load() -> dict[str, Any]:
+    def find() -> dict[str, Any]:
         peers.update(packed=Gsplat(scene, *made, packed=True), plain=Gsplat(scene, *made, packed=False))
         return {}
 
-    absent = _part("gsplat", load)
+    absent = _part("gsplat", find)
     if "error" in absent:
         yield absent
-    yield _part("facts", lambda: facts(ours))
+    yield _part("facts", lambda: {"splats": [scene.num_splats], **facts(ours)})
     if peers:
         yield _part("compare", lambda: compare(ours, peers["plain"], v_colors))
     ways: dict[str, Callable[[Any], Any]] = {"ours": ours.run}
     ways |= {f"gsplat {name}": peer.run for name, peer in peers.items()}
-    for name, run in ways.items():
-        yield _part("memory", lambda name=name, run=run: {"of": name, "peak_bytes": peak_bytes(run, v_colors)})
     for what, given in (("forward", None), ("forward+backward", v_colors)):
         captured = _part("capture", lambda given=given: ours.capture(given) or {})
         if "error" in captured:
@@ -278,36 +140,25 @@ def measure(job: str) -> Iterator[dict[str, Any]]:
         yield _part("overflow", lambda: {"overflowed": ours.kernels.overflowed(torch.device("cuda", 0))})
     for name, run in ways.items():
         yield _part("profile", lambda name=name, run=run: {"of": name, "ms": profiled(run, v_colors)})
-    if job == "1M":
-        yield _part("pixels", lambda: by_pixels(ours, v_colors))
 
 
-def by_pixels(ours: Ours, v_colors: Any) -> dict[str, Any]:
-    """What the blending kernels take with one, two and four pixels a thread."""
-    chosen = ours.kernels._variant
-    found: dict[str, dict[str, float]] = {}
-    try:
-        for pixels in (1, 2, 4):
-            ours.kernels._variant = lambda *given, pixels=pixels: dataclasses.replace(chosen(*given), pixels=pixels)
-            times = profiled(ours.run, v_colors)
-            found[str(pixels)] = {name: ms for name, ms in times.items() if "blend" in name}
-    finally:
-        ours.kernels._variant = chosen
-    return {"ms": found}
-
-
-def work(job: str) -> None:
+def work(job: str, ply: str | None) -> None:
     """Prints one JSON line for each finding of a job as soon as it is there; an error is a finding too."""
+    name, _, side = job.partition(":")
     try:
-        for finding in check() if job == "check" else measure(job):
+        if side:
+            findings: Any = [_part("memory", lambda: remember(name, side, ply))]
+        else:
+            findings = check() if name == "check" else measure(name, ply)
+        for finding in findings:
             print(json.dumps(finding), flush=True)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - whatever goes wrong is what we want to know
         print(json.dumps({"part": job, "error": traceback.format_exc()[-3000:]}), flush=True)
 
 
-def run_job(job: str, timeout_s: float) -> list[dict[str, Any]]:
+def run_job(job: str, ply: str | None, timeout_s: float) -> list[dict[str, Any]]:
     """The findings of a job, with an error as the last if it failed, crashed or took too long."""
-    command = [sys.executable, "-m", "benchmarks.splat_kernels", "--job", job]
+    command = [sys.executable, "-m", "benchmarks.splat_kernels", "--job", job, *(["--ply", ply] if ply else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         out, fault = done.stdout, done.stderr[-2000:] if done.returncode else ""
@@ -348,8 +199,8 @@ def _badness(error: float) -> float:
 def speed_ups(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """Ours against gsplat's better way; only where every comparison is green."""
     checked = [finding.get("passed", False) for finding in results.get("check", [])]
-    for job in SCENES:
-        found = results.get(job, [])
+    for job in (name for name in JOBS if name in results and name != "check"):
+        found = results[job]
         compared = [finding.get("passed", False) for finding in found if finding["part"] == "compare"]
         if not checked or not compared or not all(checked + compared):
             yield f"{job}: no speed-up, its comparisons are not green"
@@ -365,12 +216,13 @@ def speed_ups(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("splat_kernels.json"))
-    parser.add_argument("--only", default=",".join(JOBS), help="jobs, as in check,20k")
+    parser.add_argument("--only", default=",".join(JOBS), help="jobs, as in check,20k; ply only where --ply is given")
+    parser.add_argument("--ply", help="a file of trained splats, for the job ply")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds for each job")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
-        work(given.job)
+        work(given.job, given.ply)
         return
     from hotlap.records.environment import capture
 
@@ -378,8 +230,10 @@ def main() -> None:
     environment = dataclasses.asdict(capture())
     scenes = {name: dataclasses.asdict(scene) for name, scene in SCENES.items()}
     for job in JOBS:
-        if job in given.only.split(","):
-            results[job] = run_job(job, given.timeout)
+        if job in given.only.split(",") and (job != "ply" or given.ply):
+            results[job] = run_job(job, given.ply, given.timeout)
+            for side in SIDES if job != "check" else ():
+                results[job] += run_job(f"{job}:{side}", given.ply, given.timeout)
             for finding in results[job]:
                 print(f"{job}: {describe(finding)}", flush=True)
             answer = {"scenes": scenes, "samples": SAMPLES, "results": results, "environment": environment}

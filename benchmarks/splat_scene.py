@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from importlib import import_module
 from typing import Any
 
 NUM_CAMERAS = 8
@@ -28,6 +29,38 @@ SCENES = {
     "1M": Scene(num_splats=1_000_000, width=1920, height=1080, size_px=1.0, inner=8),
     "3M": Scene(num_splats=3_000_000, width=1920, height=1080, size_px=1.0, inner=8),
 }
+
+
+def read_scene(path: str, width: int, height: int, device: str) -> tuple[Scene, tuple[dict[str, Any], Any, Any]]:
+    """A trained scene from a file of splats, seen by a ring of cameras around what is dense in it.
+
+    The file does not say where its cameras were. Half of the splats are nearer to the median centre than some distance;
+    the ring has one and a half times that as its radius, in the plane of the two axes in which the splats spread most.
+    """
+    import torch
+
+    read = import_module("hotlap.data.splats").read_splats(path)
+    means, sh = torch.from_numpy(read.means), torch.from_numpy(read.shN)
+    fill = torch.zeros(len(means), 15 - min(sh.shape[1], 15), 3)
+    splats = {
+        "means": means,
+        "quats": torch.from_numpy(read.quats),
+        "scales": torch.from_numpy(read.log_scales).exp(),
+        "opacities": torch.from_numpy(read.logit_opacities).sigmoid(),
+        "colors": torch.cat([torch.from_numpy(read.sh0)[:, None], sh[:, :15], fill], dim=1),
+    }
+    middle = means.median(dim=0).values
+    apart = (means - middle).norm(dim=1)
+    near = means[apart <= apart.median()] - middle
+    axes = torch.linalg.eigh(near.T @ near).eigenvectors.T  # the flattest first
+    views = []
+    for n in range(NUM_CAMERAS):
+        angle = 2 * math.pi * n / NUM_CAMERAS
+        out = math.cos(angle) * axes[2] + math.sin(angle) * axes[1] + 0.25 * axes[0]
+        views.append(_look_at(middle + 1.5 * apart.median() * out, middle, down=-axes[0]))
+    scene = Scene(num_splats=len(means), width=width, height=height, size_px=math.nan, inner=8)
+    splats = {name: tensor.to(device).contiguous() for name, tensor in splats.items()}
+    return scene, (splats, torch.stack(views).to(device), _intrinsics(scene).to(device))
 
 
 def make_scene(scene: Scene, device: str, seed: int = 0) -> tuple[dict[str, Any], Any, Any]:
@@ -57,18 +90,32 @@ def make_scene(scene: Scene, device: str, seed: int = 0) -> tuple[dict[str, Any]
     }
     shuffled = torch.randperm(num, generator=generator)
     splats = {name: tensor[shuffled].to(device).contiguous() for name, tensor in splats.items()}
-    views = torch.stack([_look_at(2 * math.pi * n / NUM_CAMERAS) for n in range(NUM_CAMERAS)])
-    intrinsics = torch.tensor([[focal, 0.0, scene.width / 2], [0.0, focal, scene.height / 2], [0.0, 0.0, 1.0]])
-    return splats, views.to(device), intrinsics.expand(NUM_CAMERAS, 3, 3).contiguous().to(device)
+    views = torch.stack([_on_ring(2 * math.pi * n / NUM_CAMERAS) for n in range(NUM_CAMERAS)])
+    return splats, views.to(device), _intrinsics(scene).to(device)
 
 
-def _look_at(angle: float) -> Any:
+def _intrinsics(scene: Scene) -> Any:  # [8, 3, 3]
+    import torch
+
+    focal = 1.1 * scene.width
+    matrix = torch.tensor([[focal, 0.0, scene.width / 2], [0.0, focal, scene.height / 2], [0.0, 0.0, 1.0]])
+    return matrix.expand(NUM_CAMERAS, 3, 3).contiguous()
+
+
+def _on_ring(angle: float) -> Any:
     """A camera 4 from the middle, a little above, looking at it; y points down."""
     import torch
 
     position = torch.tensor([4 * math.sin(angle), -1.0, -4 * math.cos(angle)])
-    forward = -position / position.norm()
-    right = torch.linalg.cross(torch.tensor([0.0, 1.0, 0.0]), forward)
+    return _look_at(position, torch.zeros(3), down=torch.tensor([0.0, 1.0, 0.0]))
+
+
+def _look_at(position: Any, target: Any, down: Any) -> Any:  # [4, 4]
+    """Camera from world."""
+    import torch
+
+    forward = (target - position) / (target - position).norm()
+    right = torch.linalg.cross(down, forward)
     right = right / right.norm()
     matrix = torch.eye(4)
     matrix[:3, :3] = torch.stack([right, torch.linalg.cross(forward, right), forward])

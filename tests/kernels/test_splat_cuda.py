@@ -18,15 +18,17 @@ from hotlap.base.errors import UsageError
 from hotlap.kernels import nvrtc
 from hotlap.kernels.agreement import in_float64, relative_errors
 from hotlap.kernels.nvrtc import compile_cubin
-from hotlap.kernels.splat import cuda, reference
+from hotlap.kernels.splat import cuda, cuda_program, cuda_room, reference
 from hotlap.kernels.splat.cases import EVERYTHING, UNDECIDED, SplatCase, as_splats, undecided
-from hotlap.kernels.splat.cuda import Variant, why_not
+from hotlap.kernels.splat.cuda import why_not
+from hotlap.kernels.splat.cuda_program import Variant
 from hotlap.kernels.splat.frame import GRADIENTS, View
 
 CPU = torch.device("cpu")
 F32 = torch.float32
 HERE = Path(__file__).parent
 PLAIN = Variant(channels=2, depth=False, sh_degree=None)
+LARGE = cuda_room.Key(CPU, 1, 70, 100)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def host(tmp_path_factory):
         if shutil.which("g++") is None:
             pytest.skip("no g++")
         folder = tmp_path_factory.mktemp("splat")
-        kernels = [Path(cuda.__file__).with_name(name) for name in cuda.SOURCES[way] if name != "primitives.cuh"]
+        kernels = [
+            Path(cuda.__file__).with_name(name) for name in cuda_program.SOURCES[way] if name != "primitives.cuh"
+        ]
         files = [HERE / "fibres.hpp", HERE / "splat_host.hpp", *kernels, HERE / "splat_host.cpp"]
         text = "\n".join(file.read_text() for file in files)
         assert without in text
@@ -56,17 +60,19 @@ def host(tmp_path_factory):
 @pytest.fixture
 def on_host(host, monkeypatch):
     """The kernels run on the CPU; what memory is not written by them is NaN."""
-    monkeypatch.setattr(cuda, "_ROOM", cuda._Room())
-    cuda._needed(CPU).zero_()
+    monkeypatch.setattr(cuda_room, "ROOM", cuda_room.Room())
+    cuda_room.needed_by_graphs(CPU).zero_()
+    cuda_room.Told._unread.clear()
+    cuda_room.Told._slots.clear()
 
     def install(without: str = "") -> None:
         def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
             way = "bwd" if "bwd" in name else "fwd"
             library = host(variant, way, without if way == "fwd" else "")
             assert library.frame_bytes() == len(frame)
-            library.run(name.encode(), *grid, cuda.THREADS.get(name, variant.blend_threads), frame)
+            library.run(name.encode(), *grid, variant.threads(name), frame)
 
-        monkeypatch.setattr(cuda, "_launch", launch)
+        monkeypatch.setattr(cuda_program, "launch", launch)
 
     torch.use_deterministic_algorithms(True)
     yield install
@@ -100,6 +106,7 @@ def errors_of(case: SplatCase) -> dict[str, float]:
     "case",
     [
         SplatCase(splats=37, cameras=2, background=True, options=EVERYTHING),
+        SplatCase(splats=61, options={"sh_degree": 1, "raw": True}),
         SplatCase(splats=60, channels=6, far_out=True, cameras=2, by_camera=True, background=True),
         SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, strided=True, twins=True, options={"raw": True}),
         SplatCase(splats=0, channels=2, options={"raw": True}),
@@ -120,7 +127,18 @@ def test_a_missing_barrier_of_a_warp_is_seen(on_host):
     assert not (got.colors - want.colors).abs().max() < 0.01
 
 
-def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
+def test_the_picture_does_not_depend_on_how_many_pixels_a_thread_has(on_host, monkeypatch):
+    on_host()
+    case = SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, options={"raw": True})
+    splats, frames = as_splats(case.make(CPU)), []
+    for pixels in (2, 4):  # forward has 2 by itself, and backward 4: both must decide alike what counts
+        monkeypatch.setattr(cuda, "_variant", lambda *given, pixels=pixels: replace(PLAIN, pixels=pixels))
+        frames.append(cuda.forward(splats, case.view))
+    assert torch.equal(frames[0].colors, frames[1].colors)
+    assert torch.equal(frames[0].saved.tensors["lasts"], frames[1].saved.tensors["lasts"])
+
+
+def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[int], list[int]]]:
     """For each tile, the splats in the order of the kernel and in the right order."""
     generator = torch.Generator().manual_seed(0)
     total = sum(counts)
@@ -131,17 +149,20 @@ def sort_lists(counts: list[int]) -> list[tuple[list[int], list[int]]]:
     right = [sorted(keys[a:b].tolist()) for a, b in pairwise(ranges.tolist())]
     order = torch.arange(len(counts), dtype=torch.int32).flip(0).contiguous()
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
-    cuda._launch(PLAIN, "splat_sort_kernel", (len(counts), 1), cuda.pack_frame(frame), CPU)
+    frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
+    blocks = -(-len(counts) // 8) if short_lists else len(counts)
+    cuda_program.launch(PLAIN, "splat_sort_kernel", (blocks, 1), cuda_program.pack_frame(frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
     ]
 
 
-def test_sorts_lists_of_every_length(on_host):
+@pytest.mark.parametrize("short_lists", [False, True])
+def test_sorts_lists_of_every_length(short_lists, on_host):
     on_host()
     counts = [0, 1, 2, 8, 9, 31, 255, 256, 257, 1000, 2047, 2048, 2049, 4096, 7001]
-    assert all(found == wanted for found, wanted in sort_lists(counts))
+    assert all(found == wanted for found, wanted in sort_lists(counts, short_lists))
 
 
 def test_a_missing_barrier_of_the_sort_is_seen(on_host):
@@ -149,22 +170,26 @@ def test_a_missing_barrier_of_the_sort_is_seen(on_host):
     assert any(found != wanted for found, wanted in sort_lists([2048, 2048]))
 
 
-@pytest.mark.parametrize(("num_tiles", "capacity"), [(6, 10**6), (3000, 10**6), (3000, 4000)])
-def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity, on_host):
+@pytest.mark.parametrize(
+    ("num_tiles", "capacity", "told"), [(6, 10**6, True), (3000, 10**6, False), (3000, 4000, True), (3000, 4000, False)]
+)
+def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity, told, on_host):
     on_host()
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(0, 9, (num_tiles,), generator=generator, dtype=torch.int32)
     counts[[2, num_tiles - 1]] = 500
     starts = torch.tensor([0, *counts.cumsum(0)]).clamp(max=capacity)
     frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity} | {
-        "cursors": counts.clone(), "needed": cuda._needed(CPU), "told": torch.zeros(1, dtype=torch.int32),
+        "cursors": counts.clone(), "needed": cuda_room.needed_by_graphs(CPU),
+        "told": torch.zeros(1, dtype=torch.int32) if told else None,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda._launch(PLAIN, "splat_scan_kernel", (1, 1), cuda.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, "splat_scan_kernel", (1, 1), cuda_program.pack_frame(frame), CPU)
     total = int(counts.sum())
     assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
-    assert frame["told"].tolist() == [total] and frame["needed"].tolist() == [total, total if total > capacity else 0]
+    assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]
+    assert not told or frame["told"].tolist() == [total]
     assert frame["order"].tolist()[:2] == [2, num_tiles - 1]
     assert frame["order"].sort().values.tolist() == list(range(num_tiles))
 
@@ -176,33 +201,118 @@ def one_large_splat() -> tuple[SplatCase, object]:
 
 def test_a_frame_with_more_pairs_than_room_is_drawn_again(on_host, monkeypatch):
     on_host()
-    monkeypatch.setattr(cuda, "STEP", 1)
+    monkeypatch.setattr(cuda_room, "STEP", 1)
     case, splats = one_large_splat()
     drawn = cuda.forward(splats, case.view)
     pairs = int(drawn.tiles_per_splat.sum())
     assert pairs > 4, "more than the first guess"
-    assert cuda._ROOM.of((CPU, 1, 70, 100), guess=0) == pairs * 3 // 2 + 1
+    assert cuda_room.ROOM.of(LARGE, num_splats=1) == pairs * 5 // 4 + 1
     want = reference.forward(splats, case.view)
     assert (drawn.colors - want.colors).abs().max() < 1e-5
 
 
 def test_a_captured_frame_with_too_little_room_says_so(on_host, monkeypatch):
     on_host()
-    monkeypatch.setattr(cuda, "STEP", 1)
+    monkeypatch.setattr(cuda_room, "STEP", 1)
     case, splats = one_large_splat()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "_capturing", lambda device: True)
+        patch.setattr(cuda_room, "capturing", lambda device: True)
         with pytest.raises(UsageError, match=r"\(cameras, height, width\) = \(1, 70, 100\) was drawn on cpu"):
             cuda.forward(splats, case.view)
-        cuda._ROOM.known[CPU, 1, 70, 100] = 3
+        cuda_room.ROOM.learn(LARGE, needed=1, num_splats=1)
         cut = cuda.forward(splats, case.view)
     whole = cuda.forward(splats, case.view)
     assert not torch.equal(cut.colors, whole.colors)
     assert cuda.overflowed(CPU) and not cuda.overflowed(CPU)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "_capturing", lambda device: True)
+        patch.setattr(cuda_room, "capturing", lambda device: True)
         assert torch.equal(cuda.forward(splats, case.view).colors, whole.colors)
     assert not cuda.overflowed(CPU)
+
+
+@pytest.fixture
+def settled(on_host, monkeypatch):
+    """The room has seen enough frames of one small splat."""
+    on_host()
+    monkeypatch.setattr(cuda_room, "STEP", 1)
+    case, _ = one_large_splat()
+    small = as_splats(replace(case, size=0.02).make(CPU))
+    drawn = [cuda.forward_ahead(small, case.view) for _ in range(cuda_room.FIRST_FRAMES)]
+    assert [frame.saved.told for frame in drawn] == [None] * len(drawn), "the first frames are waited for"
+    assert cuda_room.ROOM.is_settled(LARGE, num_splats=1)
+
+
+TOO_MANY = r"frame of \(cameras, height, width\) = \(1, 70, 100\) on cpu had 35 pairs of tile and splat and room for 2"
+
+
+def test_a_frame_drawn_ahead_that_did_not_fit_is_drawn_again_for_its_gradients(settled):
+    case, splats = one_large_splat()
+    want = reference.forward(splats, case.view)
+    drawn = cuda.forward_ahead(splats, case.view)
+    assert (drawn.colors - want.colors).abs().max() > 0.1, "nobody has waited"
+    given = (torch.ones_like(want.colors), None, None, frozenset({"means", "colors"}))
+    with pytest.warns(RuntimeWarning, match=TOO_MANY):
+        got = cuda.backward(splats, case.view, drawn, *given)
+    assert (drawn.colors - want.colors).abs().max() < 1e-5, "the picture is completed where it lies"
+    wanted = reference.backward(splats, case.view, want, *given)
+    assert max(relative_errors(dict(sorted(got.items())), dict(sorted(wanted.items()))).values()) < 1e-3
+    again = cuda.forward_ahead(splats, case.view)
+    assert (again.colors - want.colors).abs().max() < 1e-5
+
+
+def test_a_frame_drawn_ahead_and_given_up_says_if_it_did_not_fit(settled):
+    case, splats = one_large_splat()
+    cuda.forward_ahead(splats, case.view)
+    with pytest.warns(RuntimeWarning, match=TOO_MANY):
+        drawn = cuda.forward_ahead(splats, case.view)
+    assert (drawn.colors - reference.forward(splats, case.view).colors).abs().max() < 1e-5
+
+
+def test_a_frame_without_gradients_is_always_complete(settled):
+    case, splats = one_large_splat()
+    want = reference.forward(splats, case.view)
+    assert (cuda.forward(splats, case.view).colors - want.colors).abs().max() < 1e-5
+
+
+def test_more_splats_are_not_trusted_to_fit(settled):
+    assert cuda_room.ROOM.is_settled(LARGE, num_splats=1)
+    assert not cuda_room.ROOM.is_settled(LARGE, num_splats=3)
+    assert not cuda_room.ROOM.is_settled(LARGE._replace(height=71), num_splats=1)
+
+
+def test_counts_that_are_not_there_yet_are_not_waited_for(settled):
+    class Later:
+        """An event of a card that is busy."""
+
+        there = False
+
+        def query(self) -> bool:
+            return self.there
+
+        def synchronize(self) -> None:
+            raise AssertionError("the host has waited")
+
+    told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
+    told._slot = (torch.tensor([2], dtype=torch.int32), Later())
+    cuda_room.Told.read_those_there(CPU)
+    assert told.count is None
+    Later.there, Later.synchronize = True, lambda self: None
+    cuda_room.Told.read_those_there(CPU)
+    assert told.count == 2
+
+
+def test_gradients_share_memory_with_the_sums_only_where_that_is_safe(on_host):
+    on_host()
+    case, splats = one_large_splat()
+    drawn = cuda.forward(splats, case.view)
+    given = (torch.ones_like(drawn.colors), None, None)
+    alone = cuda.backward(splats, case.view, drawn, *given, frozenset({"means", "colors"}))
+    every = cuda.backward(splats, case.view, drawn, *given, frozenset({*cuda.PLANES, "colors"}))
+    assert all(torch.allclose(every[name], alone[name], rtol=1e-5) for name in alone)
+    assert {every[name].data_ptr() % 16 for name in cuda.PLANES} == {0}
+    assert all(every[name].is_contiguous() for name in every)
+    assert len({every[name].untyped_storage().data_ptr() for name in cuda.PLANES}) == 1
+    assert alone["means"].untyped_storage().nbytes() == alone["means"].nbytes
 
 
 def test_frames_are_kept_until_their_gradients_are_asked_for(on_host, device):
@@ -258,7 +368,7 @@ def test_compiles_for_a_card(variant, way, architecture):
         cubin = compile_cubin(variant.program(way), architecture)
     except RuntimeError as error:  # the bindings are there and the compiler is not
         pytest.skip(f"no NVRTC: {error}")
-    kernels = [*cuda.THREADS, "splat_blend_fwd_kernel", "splat_blend_bwd_kernel"]
+    kernels = [*cuda_program.THREADS, "splat_blend_fwd_kernel", "splat_blend_bwd_kernel"]
     assert cubin.startswith(b"\x7fELF")
     assert {name for name in kernels if name.encode() in cubin} == {
         name for name in kernels if ("bwd" in name) == (way == "bwd")

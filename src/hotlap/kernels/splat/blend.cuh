@@ -7,12 +7,14 @@
 #define STRIP_ROWS (4 * PIXELS)
 #define TILE_WARPS (2 * TILE / STRIP_ROWS)
 #define BLEND_THREADS (32 * TILE_WARPS)
-#define BLEND_BLOCKS (CHAN <= 4 ? 768 / BLEND_THREADS : 1)  // of a multiprocessor: 80 registers a thread, none spilled
+// Of a multiprocessor: 80 registers a thread, or 64 where that is enough; with colours of three none are spilled.
+#define BLEND_BLOCKS (CHAN > 4 ? 1 : (PIXELS == 4 || CHAN == 4 ? 768 : 1024) / BLEND_THREADS)
 #define EAGER (CHAN <= 4)  // colours are loaded with the rest, one batch ahead; more of them would fill the registers
 #define SLOT_FLOATS (8 + (CHAN_ROOM + 3) / 4 * 4)
 
 struct Strip {
     int camera, tile, x, y;  // of this thread's first pixel
+    int row;                 // of the tile where the strip begins
     float left, top;         // of the strip, at pixel centres
 };
 
@@ -23,7 +25,8 @@ DEVICE Strip make_strip(const Frame& f) {
     s.tile = f.order[block_index()];
     s.camera = s.tile / tiles;
     const int in_frame = s.tile - s.camera * tiles;
-    const int x = in_frame % f.tiles_x * TILE + (warp & 1) * 8, y = in_frame / f.tiles_x * TILE + (warp >> 1) * STRIP_ROWS;
+    s.row = TILE_WARPS > 2 ? (warp >> 1) * STRIP_ROWS : 0;
+    const int x = in_frame % f.tiles_x * TILE + (warp & 1) * 8, y = in_frame / f.tiles_x * TILE + s.row;
     s.x = x + (lane & 7), s.y = y + (lane >> 3);
     s.left = x + 0.5f, s.top = y + 0.5f;
     return s;
@@ -94,3 +97,7 @@ DEVICE Column make_column(const float4& centre, const float4& quad, float x) {
     return {mad(-mul(quad.x, dx), dx, centre.z), mul(quad.y, dx)};
 }
 DEVICE float exponent(const Column& c, float kyy, float dy) { return mad(-mad(kyy, dy, c.slope), dy, c.x_part); }
+
+// dy of this thread's j-th pixel, by way of the tile's first rows: the same for any number of pixels a thread.
+DEVICE float first_dy(const Strip& s, const float4& centre) { return minus(centre.y, s.y - s.row + 0.5f); }
+DEVICE float next_dy(const Strip& s, float first, int j) { return minus(first, s.row + 4 * j); }

@@ -7,7 +7,7 @@ splat_blend_fwd_kernel(const Frame f) {
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const Strip s = make_strip(f);
     const int begin = f.ranges[s.tile], end = f.ranges[s.tile + 1];
-    const float x = s.x + 0.5f, y = s.y + 0.5f;
+    const float x = s.x + 0.5f;
     float light[PIXELS], least[PIXELS], color[PIXELS][CHAN_ROOM];  // least: what alpha's exponent must be to count
     int last[PIXELS];
     u32 open = 0;  // blocks with a pixel that still takes light
@@ -37,7 +37,7 @@ UNROLL
             const float4 centre = slot[0], quad = slot[1];
             const u32 where = __float_as_uint(centre.w);
             const Column column = make_column(centre, quad, x);
-            const float dy = minus(centre.y, y);
+            const float dy = first_dy(s, centre);
             float chan[SLOT_FLOATS - 8];
 UNROLL
             for (int i = 0; i < (SLOT_FLOATS - 8) / 4; i++) {
@@ -47,7 +47,7 @@ UNROLL
 UNROLL
             for (int j = 0; j < PIXELS; j++) {
                 if (!(where >> j & 1)) continue;
-                const float power = exponent(column, quad.z, minus(dy, 4 * j));
+                const float power = exponent(column, quad.z, next_dy(s, dy, j));
                 if (!(power >= least[j])) continue;
                 const float alpha = exp2_fast(fminf(power, LOG2_MAX_ALPHA)), rest = mad(-alpha, light[j], light[j]);
                 if (rest > MIN_LIGHT) {

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View
+from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View, or_zeros
 
 if TYPE_CHECKING:
     from hotlap.kernels.splat.cpu_project import Given, Options
@@ -99,13 +99,14 @@ def backward(
     splats: Splats,
     view: View,
     drawn: Drawn,
-    v_colors: Tensor,  # [C, H, W, D(+1)]
-    v_alphas: Tensor,  # [C, H, W, 1]
+    v_colors: Tensor | None,  # [C, H, W, D(+1)]
+    v_alphas: Tensor | None,  # [C, H, W, 1]
     v_means2d: Tensor | None,  # [C, N, 2]
     needs: frozenset[str],
 ) -> dict[str, Tensor]:
     """The gradients asked for, by name; ``reference.backward`` says of what."""
     saved: Saved = drawn.saved
+    v_colors, v_alphas = or_zeros(drawn, v_colors, v_alphas)
     behind = _behind(splats, view)
     found = {"backgrounds": _background_grad(saved, v_colors, splats)} if splats.backgrounds is not None else {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:

@@ -1,47 +1,38 @@
 """Splatting on an NVIDIA card: seven kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
-Nothing on the host waits for a result inside a frame but one number, the count of pairs, which is known long before the
-picture is; cuda.md says how it is used. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
+The host never waits for a picture. It waits for one number of a frame, the count of its pairs, if the frame is drawn
+without gradients or is one of the first of its size; cuda.md says exactly when, and what happens to a frame that turns
+out to have had too little room. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import re
-import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotlap.base.errors import UsageError
-from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function, why_no_compiler
+from hotlap.kernels.nvrtc import ensure_context, why_no_compiler
+from hotlap.kernels.splat import cuda_program as program
+from hotlap.kernels.splat import cuda_room as room
+from hotlap.kernels.splat.cuda_program import THREADS, Variant, pack_frame
+from hotlap.kernels.splat.cuda_room import overflowed as overflowed
 from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View
 
-SHARED = ("primitives.cuh", "frame.cuh", "project.cuh", "tiles.cuh", "blend.cuh")
-SOURCES = {
-    "fwd": (*SHARED, "project_fwd.cu", "order.cu", "blend_fwd.cu"),
-    "bwd": (*SHARED, "blend_bwd.cu", "project_bwd.cu"),
-}
-THREADS = {
-    "splat_project_fwd_kernel": 256,
-    "splat_scan_kernel": 1024,
-    "splat_pair_kernel": 256,
-    "splat_sort_kernel": 256,
-    "splat_project_bwd_kernel": 128,
-}
-"""Of a block, as in the sources; blocks of the blending kernels are tiles and have as many as the variant says."""
 MAX_CHANNELS = 40
 """A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
 MAX_SPLATS = 2**28
 """A splat's number and four flags share 32 bits."""
-STEP = 2**16
-"""Room for pairs is a multiple of this, so that memory of one size serves many frames."""
+SHORT_LISTS = 256
+"""Pairs that one warp sorts in its registers; with no more than this in the mean tile, a warp takes a tile each."""
+PLANES = ("quats", "means", "scales", "opacities")
+"""Gradients whose memory holds the pixels' sums of a splat until they are made from those: 11 numbers a splat."""
 
 
 def why_not(splats: Splats, view: View) -> str:
@@ -62,171 +53,16 @@ def why_not(splats: Splats, view: View) -> str:
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """What the sources are compiled for."""
+@dataclass
+class Saved:
+    """What the backward pass needs of a frame; tensors as in ``frame.cuh``."""
 
-    channels: int
-    """Of a colour, without the depth."""
-    depth: bool
-    """The depth is one more."""
-    sh_degree: int | None
-    """Of the coefficients; None: colours as they are."""
-    absgrad: bool = False
-    """Absolute gradients too."""
-    camera: bool = False
-    """Gradients of poses and intrinsics."""
-    pixels: int | None = None
-    """Of a thread, in one column: 1, 2 or 4; None: as many as the registers hold."""
-
-    @property
-    def pixels_each(self) -> int:
-        if self.pixels is not None:
-            return self.pixels
-        channels = self.channels + self.depth
-        return 4 if channels <= 4 else 2 if channels <= 8 else 1
-
-    @property
-    def sums(self) -> int:
-        """Numbers that the pixels tell each splat."""
-        return 6 + self.channels + self.depth + 2 * self.absgrad
-
-    @property
-    def blend_threads(self) -> int:
-        return TILE * TILE // self.pixels_each
-
-    def program(self, way: str) -> Program:
-        """The kernels of one way, ``fwd`` or ``bwd``."""
-        macros = {
-            "CHANNELS": self.channels,
-            "DEPTH": int(self.depth),
-            "SH": -1 if self.sh_degree is None else self.sh_degree,
-            "ABSGRAD": int(self.absgrad),
-            "CAMERA": int(self.camera),
-            "PIXELS": self.pixels_each,
-        }
-        return Program(name=f"splat_{way}.cu", source=read_source(way), macros=tuple(macros.items()))
-
-
-@functools.cache
-def read_source(way: str) -> str:
-    """The CUDA C++ that is compiled for one way."""
-    return "\n".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in SOURCES[way])
-
-
-@functools.cache
-def frame_layout() -> tuple[struct.Struct, dict[str, int]]:
-    """What every kernel is given, and the place of each field in it by name, in the order of ``frame.cuh``."""
-    text = Path(__file__).with_name("frame.cuh").read_text(encoding="utf-8")
-    found = re.findall(r"^    (?:const )?(float|int|u32|u64)(\*?) (\w+);", text, re.MULTILINE)
-    kinds = "".join("P" if star else kind[0] for kind, star, _ in found)
-    # As in C, it is as long as a multiple of its widest member.
-    return struct.Struct(kinds + "0P"), {name: place for place, (_, _, name) in enumerate(found)}
-
-
-def pack_frame(values: dict[str, Any]) -> bytes:
-    """The frame as the kernels take it; what is not named is null or 0."""
-    layout, places = frame_layout()
-    numbers = [0] * len(places)
-    for name, value in values.items():
-        numbers[places[name]] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-    return layout.pack(*numbers)
-
-
-@functools.cache
-def _function(device: int, variant: Variant, name: str) -> Any:
-    return load_function(device, variant.program("bwd" if "bwd" in name else "fwd"), name)
-
-
-def _launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
-    """Runs one kernel on torch's stream."""
-    from cuda.bindings import driver
-
-    function = _function(device.index, variant, name)
-    packed = ctypes.create_string_buffer(frame, len(frame))
-    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-    stream = torch.cuda.current_stream(device).cuda_stream
-    threads = THREADS.get(name, variant.blend_threads)
-    done(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, ctypes.addressof(arguments), 0))
-
-
-class _Room:
-    """For how many pairs of tile and splat the next frame has memory, by device and size of the picture."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], int] = {}
-        self.least: dict[torch.device, int] = {}
-
-    def of(self, key: tuple[Any, ...], guess: int) -> int:
-        device = key[0]
-        known = self.known.get(key)
-        if known is None and _capturing(device):
-            raise UsageError(
-                f"no frame of (cameras, height, width) = {key[1:]} was drawn on {device} before this capture",
-                remedy="Draw one first: the graph keeps the room for pairs that it was captured with",
-            )
-        return max(known or guess, self.least.get(device, 0))
-
-    def learn(self, key: tuple[Any, ...], needed: int) -> None:
-        """Half as much again as the frame has needed, unless there is room to spare already."""
-        if key not in self.known or needed * 1.1 > self.known[key]:
-            self.known[key] = -(-(needed * 3 // 2 + 1) // STEP) * STEP
-
-
-_ROOM = _Room()
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-@functools.cache
-def _needed(device: torch.device) -> Tensor:
-    """[2] pairs of the latest frame; the most of a frame that did not fit. One for all graphs, so it outlives them."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
-
-
-class _Told:
-    """The count of pairs, which the host learns while the card goes on with the frame."""
-
-    free: ClassVar[dict[torch.device, list[_Told]]] = {}
-
-    def __init__(self, device: torch.device) -> None:
-        card = device.type == "cuda"
-        self.device = device
-        self.value = torch.zeros(1, dtype=torch.int32, pin_memory=card)
-        self.event = torch.cuda.Event() if card else None
-
-    @classmethod
-    def take(cls, device: torch.device) -> _Told:
-        """One that no other frame uses; pinned memory and events are slow to make."""
-        free = cls.free.setdefault(device, [])
-        return free.pop() if free else cls(device)
-
-    def record(self) -> None:
-        if self.event is not None:
-            self.event.record()
-
-    def wait(self) -> int:
-        if self.event is not None:
-            self.event.synchronize()
-        count = int(self.value[0])
-        self.free[self.device].append(self)
-        return count
-
-
-def overflowed(device: torch.device) -> bool:
-    """Whether a frame of a replayed CUDA graph had more pairs than room, so that splats are missing in it.
-
-    The host waits for the card. Asking forgets it, and frames drawn or captured from then on have room enough.
-    """
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    needed = int(_needed(device)[1])
-    if needed:
-        _needed(device)[1] = 0
-        _ROOM.least[device] = max(_ROOM.least.get(device, 0), -(-(needed * 3 // 2) // STEP) * STEP)
-    return needed > 0
+    tensors: dict[str, Tensor]
+    """shade, ids, ranges, order, light, lasts."""
+    key: room.Key
+    """Which frames need about the same room."""
+    told: room.Told | None
+    """Who knows whether the pairs fitted; None: they did, or a graph was captured."""
 
 
 def _aligned(tensor: Tensor | None) -> Tensor | None:
@@ -271,75 +107,103 @@ def _variant(splats: Splats, view: View, needs: frozenset[str] = frozenset()) ->
 
 
 def forward(splats: Splats, view: View) -> Drawn:
-    """The frames of all cameras. Drawn again, with more room, should the pairs not have fitted."""
-    device = splats.means.device
-    key = (device, len(splats.viewmats), view.height, view.width)
+    """The frames of all cameras, complete: the host waits until it knows that all pairs fitted."""
+    drawn = _begin(splats, view)
+    _complete(splats, view, drawn)
+    return drawn
+
+
+def forward_ahead(splats: Splats, view: View) -> Drawn:
+    """As ``forward``, but for a backward pass: once the room is settled the host waits for nothing.
+
+    ``backward`` looks whether all pairs fitted, and draws the frame again, into the same tensors, if they did not.
+    """
+    drawn = _begin(splats, view)
+    told = drawn.saved.told
+    if told is not None and room.ROOM.is_settled(told.key, told.num_splats):
+        told.handed_out = True
+    else:
+        _complete(splats, view, drawn)
+    return drawn
+
+
+def _begin(splats: Splats, view: View) -> Drawn:
+    """One attempt at a frame, with the room that is known."""
+    device, num_splats = splats.means.device, len(splats.means)
+    key = room.Key(device, len(splats.viewmats), view.height, view.width)
+    captured = room.capturing(device)
+    if not captured:
+        room.Told.read_those_there(device)
+    capacity = room.ROOM.of(key, num_splats)
+    told = None if captured else room.Told(key, num_splats, capacity)
     given, variant = _inputs(splats, view), _variant(splats, view)
-    while True:
-        capacity = _ROOM.of(key, guess=-(-max(4 * key[1] * len(splats.means), 1) // STEP) * STEP)
-        drawn, told = _draw(given, view, variant, capacity, device)
-        if told is None:
-            return drawn
-        needed = told.wait()
-        _ROOM.learn(key, needed)
-        if needed <= capacity:
-            return drawn
+    drawn = _room_for_frame(given, view, variant)
+    drawn.saved.told = told
+    _draw(given, variant, drawn, capacity)
+    return drawn
 
 
-def _draw(
-    given: dict[str, Any], view: View, variant: Variant, capacity: int, device: torch.device
-) -> tuple[Drawn, _Told | None]:
-    """One attempt at a frame, and who will know how many pairs it had."""
+def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
+    """Waits for the count of pairs; draws again, with more room and into the same tensors, until all have fitted."""
+    told = drawn.saved.told
+    while told is not None and not told.wait():
+        told.warn()
+        capacity = room.ROOM.of(told.key, told.num_splats)
+        told = drawn.saved.told = room.Told(told.key, told.num_splats, capacity)
+        _draw(_inputs(splats, view), _variant(splats, view), drawn, capacity)
+    drawn.saved.told = None
+
+
+def _room_for_frame(given: dict[str, Any], view: View, variant: Variant) -> Drawn:
+    """Memory for a frame and what its backward pass needs, but for the list of pairs."""
     num_cameras, num_splats, num_tiles = given["num_cameras"], given["num_splats"], given["tiles_x"] * given["tiles_y"]
     shape, channels = (num_cameras, view.height, view.width), variant.channels + variant.depth
-    floats = functools.partial(torch.empty, dtype=torch.float32, device=device)
-    whole = functools.partial(torch.empty, dtype=torch.int32, device=device)
-    on_screen = {
-        "means2d": floats(num_cameras, num_splats, 2), "radii": whole(num_cameras, num_splats, 2),
-        "depths": floats(num_cameras, num_splats), "conics": floats(num_cameras, num_splats, 3),
-        "tiles_per_splat": whole(num_cameras, num_splats),
-    }  # fmt: skip
-    image = {"image": floats(*shape, channels), "alphas": floats(*shape, 1)}
+    floats = functools.partial(torch.empty, dtype=torch.float32, device=given["means"].device)
+    whole = functools.partial(torch.empty, dtype=torch.int32, device=given["means"].device)
     saved = {
         "shade": floats(num_cameras, num_splats, 4 if variant.sh_degree is not None else 1),
-        "ids": whole(capacity), "ranges": whole(num_cameras * num_tiles + 1),
-        "order": whole(num_cameras * num_tiles),
+        "ranges": whole(num_cameras * num_tiles + 1), "order": whole(num_cameras * num_tiles),
         "light": floats(shape), "lasts": whole(shape),
     }  # fmt: skip
-    told = None if _capturing(device) else _Told.take(device)
+    return Drawn(
+        colors=floats(*shape, channels), alphas=floats(*shape, 1),
+        means2d=floats(num_cameras, num_splats, 2), radii=whole(num_cameras, num_splats, 2),
+        depths=floats(num_cameras, num_splats), conics=floats(num_cameras, num_splats, 3),
+        tiles_per_splat=whole(num_cameras, num_splats),
+        saved=Saved(saved, room.Key(given["means"].device, *shape), None),
+    )  # fmt: skip
+
+
+def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) -> None:
+    """Fills a frame's tensors. What only this needs is free for others as soon as it is done."""
+    device, told = given["means"].device, drawn.saved.told
+    num_tiles = given["num_cameras"] * given["tiles_x"] * given["tiles_y"]
+    drawn.saved.tensors["ids"] = torch.empty(capacity, dtype=torch.int32, device=device)
     scratch = {
-        "cursors": torch.zeros(num_cameras * num_tiles, dtype=torch.int32, device=device),
+        "cursors": torch.zeros(num_tiles, dtype=torch.int32, device=device),
         "keys": torch.empty(capacity, dtype=torch.int64, device=device),
         "keys_spare": torch.empty(capacity, dtype=torch.int64, device=device),
-        "needed": _needed(device), "told": told.value if told else None, "capacity": capacity,
+        "needed": room.needed_by_graphs(device), "told": told.memory if told else None, "capacity": capacity,
     }  # fmt: skip
-    frame = pack_frame(given | on_screen | image | saved | scratch)
-    _draw_kernels(variant, frame, num_splats, num_cameras, num_tiles, told, device)
-    drawn = Drawn(colors=image["image"], alphas=image["alphas"], **on_screen, saved=tuple(saved.values()))
-    return drawn, told
+    names = ("means2d", "radii", "depths", "conics", "tiles_per_splat", "alphas")
+    results = {name: getattr(drawn, name) for name in names} | {"image": drawn.colors}
+    most = room.ROOM.most(drawn.saved.key)
+    short_lists = most is not None and most <= SHORT_LISTS * num_tiles
+    frame = pack_frame(given | results | drawn.saved.tensors | scratch | {"short_lists": short_lists})
 
-
-def _draw_kernels(
-    variant: Variant,
-    frame: bytes,
-    num_splats: int,
-    num_cameras: int,
-    num_tiles: int,
-    told: _Told | None,
-    device: torch.device,
-) -> None:
     def run(name: str, *grid: int) -> None:
         if all(grid):
-            _launch(variant, name, (grid[0], grid[1]), frame, device)
+            program.launch(variant, name, (grid[0], grid[1]), frame, device)
 
+    num_splats, num_cameras = given["num_splats"], given["num_cameras"]
     with _on(device):
         run("splat_project_fwd_kernel", -(-num_splats // THREADS["splat_project_fwd_kernel"]), num_cameras)
         run("splat_scan_kernel", 1, 1)
         if told is not None:
             told.record()
         run("splat_pair_kernel", -(-num_splats // THREADS["splat_pair_kernel"]), num_cameras)
-        run("splat_sort_kernel", num_cameras * num_tiles, 1)
-        run("splat_blend_fwd_kernel", num_cameras * num_tiles, 1)
+        run("splat_sort_kernel", -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles, 1)
+        run("splat_blend_fwd_kernel", num_tiles, 1)
 
 
 @contextmanager
@@ -357,38 +221,75 @@ def backward(
     splats: Splats,
     view: View,
     drawn: Drawn,
-    v_colors: Tensor,  # [C, H, W, D(+1)]
-    v_alphas: Tensor,  # [C, H, W, 1]
+    v_colors: Tensor | None,  # [C, H, W, D(+1)]
+    v_alphas: Tensor | None,  # [C, H, W, 1]
     v_means2d: Tensor | None,  # [C, N, 2]
     needs: frozenset[str],
 ) -> dict[str, Tensor]:
     """The gradients asked for, by name; ``means2d`` is that of the blending alone, without ``v_means2d``."""
     device, variant = splats.means.device, _variant(splats, view, needs)
+    check_determinism(device)
+    if not room.capturing(device):
+        _complete(splats, view, drawn)
     given = _inputs(splats, view)
-    num_cameras, num_splats = given["num_cameras"], given["num_splats"]
-    found = {name: _room_for(name, splats, drawn) for name in sorted(needs) if name != "means2d"}
+    found, sums = _room_for_gradients(splats, variant, needs)
     if "means2d" in needs:
         names = ["means2d", *(["means2d_abs"] if view.absgrad else [])]
         found |= {name: torch.empty_like(drawn.means2d) for name in names}
-    saved = dict(zip(("shade", "ids", "ranges", "order", "light", "lasts"), drawn.saved, strict=True))
     gradients = {
-        "v_image": v_colors.contiguous(), "v_alphas": v_alphas.contiguous(), "v_means2d": _aligned(v_means2d),
-        "sums": torch.zeros(num_cameras, num_splats, variant.sums, dtype=torch.float32, device=device),
+        "v_image": None if v_colors is None else v_colors.contiguous(),
+        "v_alphas": None if v_alphas is None else v_alphas.contiguous(),
+        "v_means2d": _aligned(v_means2d), "sums": sums,
     }  # fmt: skip
     on_screen = {name: getattr(drawn, name) for name in ("means2d", "radii", "depths", "conics")}
     outputs = {f"out_{name}": tensor for name, tensor in found.items()}
-    frame = pack_frame(given | on_screen | saved | gradients | outputs)
+    frame = pack_frame(given | on_screen | drawn.saved.tensors | gradients | outputs)
     with _on(device):
-        if num_cameras:
-            _launch(variant, "splat_blend_bwd_kernel", (len(saved["ranges"]) - 1, 1), frame, device)
-        if num_splats:
-            blocks = -(-num_splats // THREADS["splat_project_bwd_kernel"])
-            _launch(variant, "splat_project_bwd_kernel", (blocks, 1), frame, device)
+        if given["num_cameras"]:
+            tiles = len(drawn.saved.tensors["order"])
+            program.launch(variant, "splat_blend_bwd_kernel", (tiles, 1), frame, device)
+        if given["num_splats"]:
+            blocks = -(-given["num_splats"] // THREADS["splat_project_bwd_kernel"])
+            program.launch(variant, "splat_project_bwd_kernel", (blocks, 1), frame, device)
     return found
 
 
-def _room_for(name: str, splats: Splats, drawn: Drawn) -> Tensor:
-    """Memory for one gradient; zeros where kernels add to it."""
-    like = getattr(splats, name)
-    kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
-    return kind(like.shape, dtype=torch.float32, device=drawn.means2d.device)
+def check_determinism(device: torch.device) -> None:
+    """Says that gradients are sums in no fixed order where torch was told to be deterministic."""
+    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
+        return
+    message = (
+        f"gradients of splatting on {device} are sums in no fixed order, and deterministic algorithms are asked for"
+    )
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return
+    raise UsageError(
+        message, remedy="Take impl='cpu', whose gradients are the same bits in every run, or warn_only=True"
+    )
+
+
+def _room_for_gradients(
+    splats: Splats, variant: Variant, needs: frozenset[str]
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Memory for the gradients of the inputs, zeros where kernels add to it, and for the pixels' sums of each splat.
+
+    With one camera the sums have no memory of their own if that of the gradients made from them will do.
+    """
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": splats.means.device}
+    num_cameras, num_splats = len(splats.viewmats), len(splats.means)
+    found: dict[str, Tensor] = {}
+    sums = None
+    if num_cameras == 1 and variant.sums <= 11 and needs.issuperset(PLANES):
+        shapes = {name: getattr(splats, name).shape for name in PLANES}
+        # One fill for all four; each begins where 16 bytes can be read at once.
+        sizes = [-(-shape.numel() // 4) * 4 for shape in shapes.values()]
+        parts = torch.zeros(sum(sizes), **floats).split(sizes)
+        pairs = zip(shapes.items(), parts, strict=True)
+        found = {name: part[: shape.numel()].view(shape) for (name, shape), part in pairs}
+    else:
+        sums = torch.zeros(num_cameras, num_splats, variant.sums, **floats)
+    for name in sorted(needs - found.keys() - {"means2d"}):
+        kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
+        found[name] = kind(getattr(splats, name).shape, **floats)
+    return found, sums

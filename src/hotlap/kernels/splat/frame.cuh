@@ -42,10 +42,10 @@ struct Frame {
     float* alphas;             // [C, H, W]
     float* light;              // [C, H, W] what the splats leave
     int* lasts;                // [C, H, W] the pair after the last one that counts
-    const float* v_image;      // [C, H, W, CHAN]
-    const float* v_alphas;     // [C, H, W]
+    const float* v_image;      // [C, H, W, CHAN] or null
+    const float* v_alphas;     // [C, H, W] or null
     const float* v_means2d;    // [C, N, 2] or null
-    float* sums;               // [C, N, SUMS] what the pixels tell each splat
+    float* sums;               // [C, N, SUMS] what the pixels tell each splat; null: see sum_place
     float* out_means;          // [N, 3] or null, as all that follow
     float* out_quats;          // [N, 4]
     float* out_scales;         // [N, 3]
@@ -63,6 +63,7 @@ struct Frame {
     int tiles_x;
     int tiles_y;
     int capacity;
+    int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
     int coefficients;          // K
     int colors_by_camera;      // 1: [C, N, D]
     int raw;                   // 1: scales are logarithms, opacities logits
@@ -72,3 +73,13 @@ struct Frame {
     float eps2d;
     float radius_clip;
 };
+
+// Where the n-th sum of a splat lies; row: camera * N + splat. With one camera, and 11 sums at most, in the memory of the
+// gradients that are made from them: the thread that reads a splat's sums is the one that writes those.
+DEVICE float* sum_place(const Frame& f, i64 row, int n) {
+    if (f.sums) return f.sums + row * SUMS + n;
+    return n < 4    ? f.out_quats + row * 4 + n
+           : n < 7  ? f.out_means + row * 3 + n - 4
+           : n < 10 ? f.out_scales + row * 3 + n - 7
+                    : f.out_opacities + row;
+}

@@ -1,7 +1,8 @@
 """What a splatting kernel is given and what it gives back; every implementation has the same two functions.
 
 ``forward(splats, view) -> Drawn`` draws, and
-``backward(splats, view, drawn, v_colors, v_alphas, v_means2d, needs) -> dict`` has the gradients asked for, by name.
+``backward(splats, view, drawn, v_colors, v_alphas, v_means2d, needs) -> dict`` has the gradients asked for, by name;
+of the three that it is given, any may be None where the loss does not depend on that result.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 TILE = 16
@@ -95,3 +97,11 @@ class Drawn:
     """[C, N] int32 tiles in which a splat is looked at; never less than those where it covers a pixel."""
     saved: Any = None
     """What this implementation's ``backward`` needs besides. It must not hold the tensors above themselves."""
+
+
+def or_zeros(drawn: Drawn, v_colors: Tensor | None, v_alphas: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradients of the picture and its alphas, zeros for those that are None."""
+    return (
+        torch.zeros_like(drawn.colors) if v_colors is None else v_colors,
+        torch.zeros_like(drawn.alphas) if v_alphas is None else v_alphas,
+    )

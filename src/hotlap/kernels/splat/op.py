@@ -126,7 +126,9 @@ class _Frame(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, impl: str, view: View, probe: Any, probe_abs: Any, *tensors: Any) -> tuple[Tensor, ...]:
-        drawn = _implementation(impl).forward(_splats(tensors), view)
+        module = _implementation(impl)
+        ahead = getattr(module, "forward_ahead", module.forward) if any(ctx.needs_input_grad) else module.forward
+        drawn = ahead(_splats(tensors), view)
         ctx.impl, ctx.view, ctx.kept = impl, view, drawn.saved
         outputs = tuple(getattr(drawn, name).detach() for name in OUTPUTS)
         ctx.mark_non_differentiable(*outputs[3:])
@@ -149,9 +151,7 @@ def _gradients(
     impl: str, splats: Splats, view: View, drawn: Drawn, grads: Sequence[Tensor | None], asked: Sequence[str]
 ) -> dict[str, Tensor]:
     """The gradients of the inputs and probes asked for, by name."""
-    outputs = (drawn.colors, drawn.alphas)
-    v_colors, v_alphas = (torch.zeros_like(o) if g is None else g for o, g in zip(outputs, grads[:2], strict=True))
-    v_means2d = grads[2]
+    v_colors, v_alphas, v_means2d = grads
     needs = frozenset("means2d" if name.startswith("probe") else name for name in asked)
     found = _implementation(impl).backward(splats, view, drawn, v_colors, v_alphas, v_means2d, needs)
     if "probe" in asked:

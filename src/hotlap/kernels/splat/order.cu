@@ -5,59 +5,69 @@
 #define PAIR_THREADS 256
 #define SORT_THREADS 256
 #define SORT_EACH 8
+#define SORT_WARPS (SORT_THREADS / 32)
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
+#define SORT_SHORT (32 * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
 
 #define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
 
 DEVICE int add_up(int a, int b) { return a + b < SCAN_MOST ? a + b : SCAN_MOST; }
 
-// The sum of `value` over the threads before this one; `all` becomes that over the block.
-DEVICE int sum_before(int value, int* by_warp, int& all) {
-    const int lane = thread_index() & 31, warp = thread_index() >> 5;
-    int upto = value;
+// The sum of `value` over this lane and those before it.
+DEVICE int sum_upto(int value) {
+    const int lane = thread_index() & 31;
 UNROLL
     for (int step = 1; step < 32; step <<= 1) {
-        const int other = shuffle(upto, lane < step ? lane : lane - step);
-        if (lane >= step) upto = add_up(upto, other);
+        const int other = shuffle(value, lane < step ? lane : lane - step);
+        if (lane >= step) value = add_up(value, other);
     }
-    const int before = shuffle(upto, lane == 0 ? 0 : lane - 1);
-    if (lane == 31) by_warp[warp] = upto;
-    block_barrier();
-    int sum = lane == 0 ? 0 : before;
-    all = 0;
-    for (int n = 0; n < SCAN_THREADS / 32; n++) {
-        if (n < warp) sum = add_up(sum, by_warp[n]);
-        all = add_up(all, by_warp[n]);
-    }
-    return sum;
+    return value;
 }
 
-// Counts become places. All in one block: there are as many numbers as tiles. Tiles with more than twice the mean of
-// pairs are first in the order of work: one that starts late would keep the card waiting for it alone.
+// The sum of `value` over the warps before this one; `all` becomes that over the block.
+DEVICE int sum_before(int value, int* by_warp, int& all) {
+    const int lane = thread_index() & 31, warp = thread_index() >> 5;
+    const int mine = sum_upto(value);
+    if (lane == 31) by_warp[warp] = mine;
+    block_barrier();
+    const int upto = sum_upto(by_warp[lane]);  // there are as many warps as lanes
+    all = shuffle(upto, 31);
+    const int before = shuffle(upto, warp == 0 ? 0 : warp - 1);
+    return warp == 0 ? 0 : before;
+}
+
+// Counts become places. All in one block, each warp with a part of the tiles. Tiles with more than twice the mean of pairs
+// are first in the order of work: one that starts late would keep the card waiting for it alone.
 KERNEL(SCAN_THREADS, 1)
 splat_scan_kernel(const Frame f) {
     SHARED(int, pairs_by_warp, 32);
     SHARED(int, long_by_warp, 32);
-    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS;
-    const int first = thread_index() * each, end = first + each < tiles ? first + each : tiles;
+    const int lane = thread_index() & 31, tiles = f.num_cameras * f.tiles_x * f.tiles_y;
+    const int each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS * 32, first = (thread_index() >> 5) * each;
+    const int end = first + each < tiles ? first + each : tiles;
     int sum = 0, all, num_long = 0, all_long;
-    for (int n = first; n < end; n++) sum = add_up(sum, f.cursors[n]);
+    for (int n = first + lane; n < end; n += 32) sum = add_up(sum, f.cursors[n]);
     int at = sum_before(sum, pairs_by_warp, all);
     const int ordinary = all / tiles * 2 + 32;
-    for (int n = first; n < end; n++) num_long += f.cursors[n] > ordinary;
+    for (int n = first + lane; n < end; n += 32) num_long += f.cursors[n] > ordinary;
     int longer = sum_before(num_long, long_by_warp, all_long);
-    for (int n = first; n < end; n++) {
-        const int count = f.cursors[n], place = at < f.capacity ? at : f.capacity;
-        f.order[count > ordinary ? longer : all_long + n - longer] = n;
-        longer += count > ordinary;
-        f.cursors[n] = f.ranges[n] = place;
-        at = add_up(at, count);
+    for (int base = first; base < end; base += 32) {
+        const int n = base + lane, count = n < end ? f.cursors[n] : 0;
+        const int upto = sum_upto(count), before = shuffle(upto, lane == 0 ? 0 : lane - 1);
+        const u32 long_ones = ballot(count > ordinary);
+        if (n < end) {
+            const int start = lane == 0 ? at : add_up(at, before), place = start < f.capacity ? start : f.capacity;
+            const int long_before = longer + count_bits(long_ones & ((1u << lane) - 1));
+            f.order[count > ordinary ? long_before : all_long + n - long_before] = n;
+            f.cursors[n] = f.ranges[n] = place;
+        }
+        at = add_up(at, shuffle(upto, 31)), longer += count_bits(long_ones);
     }
     if (thread_index() > 0) return;
     f.needed[0] = all;
-    if (all > f.capacity) raise_to(f.needed + 1, all);
     if (f.told) *f.told = all;
+    else if (all > f.capacity) raise_to(f.needed + 1, all);
     f.ranges[tiles] = all < f.capacity ? all : f.capacity;
 }
 
@@ -119,9 +129,10 @@ UNROLL
     }
 }
 
-// Sorts up to SORT_MOST keys; thread t ends with those of places 8t .. 8t + 7. A bitonic network without directions:
+// Sorts up to SORT_MOST keys of the block, or SORT_SHORT of the warp that begins at thread `first`, which is 0 for a
+// block; its thread t ends with those of places 8t .. 8t + 7. A bitonic network without directions:
 // the first step of each merge is mirrored, so that every comparison puts the smaller key first and padding stays last.
-DEVICE void sort_keys(u64 (&key)[SORT_EACH], u64* exchange, int count) {
+DEVICE void sort_keys(u64 (&key)[SORT_EACH], u64* exchange, int count, int first) {
 UNROLL
     for (int size = 2; size <= SORT_EACH; size <<= 1) {
 UNROLL
@@ -134,7 +145,7 @@ UNROLL
                 if ((i ^ step) > i) order_two(key[i], key[i ^ step]);
     }
     for (int threads = 2; threads * SORT_EACH < 2 * count && threads <= SORT_THREADS; threads <<= 1) {
-        const bool idle = (thread_index() & ~31) * SORT_EACH >= count;  // a warp with nothing but padding
+        const bool idle = ((thread_index() & ~31) - first) * SORT_EACH >= count;  // a warp with nothing but padding
         if (threads > 32 || !idle) order_across(key, exchange, threads - 1, true);
         for (int mask = threads >> 2; mask > 0; mask >>= 1)
             if (mask >= 32 || !idle) order_across(key, exchange, mask, false);
@@ -171,22 +182,24 @@ DEVICE void merge_runs(const u64* from, u64* to, int count, int run) {
     }
 }
 
-// One block a tile. Equal depths are in the order of the splats, which is part of the key.
-KERNEL(SORT_THREADS, 3)
-splat_sort_kernel(const Frame f) {
-    SHARED(u64, exchange, SORT_MOST);
-    const int tile = f.order[block_index()], thread = thread_index();
-    const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
+// The keys of thread t of `threads`: which of the list's they are does not matter before they are sorted.
+DEVICE void load_keys(const u64* from, int count, int thread, u64 (&key)[SORT_EACH]) {
+    const int busy = (count + SORT_EACH - 1) / SORT_EACH;  // threads with keys
+UNROLL
+    for (int i = 0; i < SORT_EACH; i++) {
+        const int at = i * busy + thread;
+        key[i] = thread < busy && at < count ? from[at] : NO_KEY;
+    }
+}
+
+// One tile's list by the whole block. Equal depths are in the order of the splats, which is part of the key.
+DEVICE void sort_tile(const Frame& f, int tile, u64* exchange) {
+    const int thread = thread_index(), begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
     for (int base = 0; base < count; base += SORT_MOST) {
         const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
-        const int busy = (some + SORT_EACH - 1) / SORT_EACH;  // threads with keys; which they are does not matter yet
         u64 key[SORT_EACH];
-UNROLL
-        for (int i = 0; i < SORT_EACH; i++) {
-            const int at = i * busy + thread;
-            key[i] = thread < busy && at < some ? f.keys[begin + base + at] : NO_KEY;
-        }
-        sort_keys(key, exchange, some);
+        load_keys(f.keys + begin + base, some, thread, key);
+        sort_keys(key, exchange, some, 0);
 UNROLL
         for (int i = 0; i < SORT_EACH; i++) {
             const int at = begin + base + thread * SORT_EACH + i;
@@ -205,4 +218,36 @@ UNROLL
         from = to, to = swapped;
     }
     for (int n = thread; n < count; n += SORT_THREADS) f.ids[begin + n] = (u32)from[n];
+}
+
+// A list of up to SORT_SHORT by one warp.
+DEVICE void sort_short(const Frame& f, int begin, int count) {
+    const int lane = thread_index() & 31;
+    u64 key[SORT_EACH];
+    load_keys(f.keys + begin, count, lane, key);
+    sort_keys(key, nullptr, count, thread_index() - lane);
+UNROLL
+    for (int i = 0; i < SORT_EACH; i++)
+        if (lane * SORT_EACH + i < count) f.ids[begin + lane * SORT_EACH + i] = (u32)key[i];
+}
+
+// One block a tile or, where most lists are short, one for as many tiles as it has warps: each warp sorts one, and the
+// block then those that were too long. Which way is taken changes nothing but the time.
+KERNEL(SORT_THREADS, 4)
+splat_sort_kernel(const Frame f) {
+    SHARED(u64, exchange, SORT_MOST);
+    SHARED(int, too_long, SORT_WARPS);
+    if (!f.short_lists) {
+        sort_tile(f, f.order[block_index()], exchange);
+        return;
+    }
+    const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, blocks = (tiles + SORT_WARPS - 1) / SORT_WARPS;
+    const int warp = thread_index() >> 5, at = block_index() + warp * blocks;  // the longest are first, in many blocks
+    const int tile = at < tiles ? f.order[at] : -1;
+    const int begin = tile < 0 ? 0 : f.ranges[tile], count = tile < 0 ? 0 : f.ranges[tile + 1] - begin;
+    if (count > 0 && count <= SORT_SHORT) sort_short(f, begin, count);
+    if ((thread_index() & 31) == 0) too_long[warp] = count > SORT_SHORT ? tile : -1;
+    block_barrier();
+    for (int n = 0; n < SORT_WARPS; n++)
+        if (too_long[n] >= 0) sort_tile(f, too_long[n], exchange);
 }

@@ -179,7 +179,7 @@ UNROLL
         seen ? make_float4(scale * (q.x - w * along), scale * (q.y - x * along), scale * (q.z - y * along), scale * (q.w - z * along)) : zero;
 }
 
-KERNEL(GRAD_THREADS, 3)
+KERNEL(GRAD_THREADS, CAMERA ? 3 : 4)
 splat_project_bwd_kernel(const Frame f) {
     const int n = block_index() * GRAD_THREADS + thread_index();
     const bool in = n < f.num_splats;
@@ -200,14 +200,19 @@ splat_project_bwd_kernel(const Frame f) {
 #if SH >= 0
         Shading shading = {};
 #endif
+        float sums[SH >= 0 ? SUMS : 6];
+        bool told = seen && f.v_means2d;  // a splat that no pixel has taken, as it lies behind others, learns nothing
         if (seen) {
+UNROLL
+            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = *sum_place(f, row, i), told = told || sums[i] != 0.0f;
+UNROLL
+            for (int i = 6 + CHANNELS; i < SUMS; i++) told = told || *sum_place(f, row, i) != 0.0f;
+        }
+        if (told) {
             if (!loaded) a = load_splat(f, n);
             loaded = true;
             const Camera c = load_camera(f, camera);
             const Seen s = see(f, c, a);
-            float sums[SH >= 0 ? SUMS : 6];
-UNROLL
-            for (int i = 0; i < (SH >= 0 ? SUMS : 6); i++) sums[i] = f.sums[row * SUMS + i];
             const float* conic = f.conics + row * 3;
             v_blend = make_float2(-(conic[0] * sums[1] + conic[1] * sums[2]), -(conic[1] * sums[1] + conic[2] * sums[2]));
             float2 v_mean2d = v_blend;
@@ -216,9 +221,9 @@ UNROLL
                 v_mean2d.x += given.x, v_mean2d.y += given.y;
             }
 #if ABSGRAD
-            v_abs = make_float2(LN_2 * f.sums[row * SUMS + 6 + CHAN], LN_2 * f.sums[row * SUMS + 7 + CHAN]);
+            v_abs = make_float2(LN_2 * *sum_place(f, row, 6 + CHAN), LN_2 * *sum_place(f, row, 7 + CHAN));
 #endif
-            const float v_z = DEPTH ? f.sums[row * SUMS + 6 + CHANNELS] : 0.0f;
+            const float v_z = DEPTH ? *sum_place(f, row, 6 + CHANNELS) : 0.0f;
             see_backward(f, c, a, s, sums, v_mean2d, v_z, out, v_camera);
 #if SH >= 0
             const float4 shade = reinterpret_cast<const float4*>(f.shade)[row];
@@ -244,13 +249,13 @@ UNROLL
         if (in && f.out_means2d_abs) reinterpret_cast<float2*>(f.out_means2d_abs)[row] = v_abs;
 #if SH >= 0
         const int first = n - (thread_index() & 31);
-        if (f.out_colors && first < f.num_splats && (camera == 0 || any_lane(seen)))
+        if (f.out_colors && first < f.num_splats && (camera == 0 || any_lane(told)))
             write_coefficients(f, first, rows + (thread_index() >> 5) * 32 * (COEFFICIENTS + 3), shading, camera > 0);
 #else
         if (f.out_colors && in) {
             float* const to = f.out_colors + (f.colors_by_camera ? row : (i64)n) * CHANNELS;
             const bool more = camera > 0 && !f.colors_by_camera;
-            for (int i = 0; i < CHANNELS; i++) to[i] = (more ? to[i] : 0.0f) + (seen ? f.sums[row * SUMS + 6 + i] : 0.0f);
+            for (int i = 0; i < CHANNELS; i++) to[i] = (more ? to[i] : 0.0f) + (seen ? *sum_place(f, row, 6 + i) : 0.0f);
         }
 #endif
 #if CAMERA

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.kernels.splat.frame import CLAMP, MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE, Drawn, Splats, View
+from hotlap.kernels.splat.frame import (
+    CLAMP,
+    MAX_ALPHA,
+    MIN_ALPHA,
+    MIN_TRANSMITTANCE,
+    TILE,
+    Drawn,
+    Splats,
+    View,
+    or_zeros,
+)
 
 CHUNK = 2**20
 """Pairs of a pixel and a splat that are looked at together; memory and nothing else depends on it."""
@@ -48,8 +58,8 @@ def backward(
     splats: Splats,
     view: View,
     drawn: Drawn,
-    v_colors: Tensor,  # [C, H, W, D(+1)]
-    v_alphas: Tensor,  # [C, H, W, 1]
+    v_colors: Tensor | None,  # [C, H, W, D(+1)]
+    v_alphas: Tensor | None,  # [C, H, W, 1]
     v_means2d: Tensor | None,  # [C, N, 2]
     needs: frozenset[str],
 ) -> dict[str, Tensor]:
@@ -64,7 +74,7 @@ def backward(
         centers, probe = again.saved
         wanted |= {f"means2d {camera}": read for camera, read in enumerate(centers)}
         wanted |= {"means2d_abs": probe} if view.absgrad else {}
-    outputs, grads = [again.colors, again.alphas], [v_colors, v_alphas]
+    outputs, grads = [again.colors, again.alphas], list(or_zeros(drawn, v_colors, v_alphas))
     if v_means2d is not None:
         outputs, grads = [*outputs, again.means2d], [*grads, v_means2d]
     alive = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]

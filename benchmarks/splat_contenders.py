@@ -1,0 +1,170 @@
+"""What the benchmarks of splatting on a card compare: hotlap's kernels and gsplat, drawing the same tensors."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.splat_scene import NUM_CAMERAS, Scene
+
+NEEDS = frozenset({"means", "quats", "scales", "opacities", "colors"})
+SAMPLES = 15
+MAX_GRADIENT_ERROR = 1e-3
+"""Of the difference's norm over the norm: two right programs round thresholds otherwise in a few pixels."""
+MAX_PIXELS = 1e-3
+"""The part of pixels that may differ by more than 1e-3 for the same reason."""
+
+
+class Ours:
+    """Hotlap's kernels, called without autograd."""
+
+    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
+        from hotlap.kernels.splat import cuda
+        from hotlap.kernels.splat.frame import Splats, View
+
+        self.kernels, self.views, self.intrinsics = cuda, views, intrinsics
+        self.view = View(width=scene.width, height=scene.height, sh_degree=3)
+        self.viewmat, self.K = views[:1].clone(), intrinsics[:1].clone()
+        self.splats = Splats(**splats, viewmats=self.viewmat, Ks=self.K, backgrounds=None)
+        self.step = 0
+        self.graphs: dict[bool, Any] = {}
+
+    def look(self) -> None:
+        """The next camera, copied to where graphs read it."""
+        self.viewmat.copy_(self.views[self.step % NUM_CAMERAS][None])
+        self.step += 1
+
+    def draw(self) -> Any:
+        return self.kernels.forward(self.splats, self.view)
+
+    def run(self, v_colors: Any) -> Any:
+        """The picture and, where its gradient is given, those of the splats."""
+        self.look()
+        return self.body(v_colors)
+
+    def body(self, v_colors: Any) -> Any:
+        if v_colors is None:
+            return self.draw().colors, {}
+        drawn = self.kernels.forward_ahead(self.splats, self.view)
+        return drawn.colors, self.kernels.backward(self.splats, self.view, drawn, v_colors, None, None, NEEDS)
+
+    def replay(self, v_colors: Any) -> None:
+        self.look()
+        self.graphs[v_colors is not None].replay()
+
+    def capture(self, v_colors: Any) -> None:
+        import torch
+
+        for _ in range(NUM_CAMERAS):  # each camera once: the graph keeps the room for pairs that was needed by then
+            self.run(v_colors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.body(v_colors)
+        self.graphs[v_colors is not None] = graph
+
+
+class Gsplat:
+    """gsplat's ``rasterization``, with autograd."""
+
+    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any, packed: bool) -> None:
+        from gsplat import rasterization
+
+        self.leaves = {name: tensor.detach().requires_grad_() for name, tensor in splats.items()}
+        self.views, self.intrinsics, self.step = views, intrinsics, 0
+        options = {"width": scene.width, "height": scene.height, "sh_degree": 3, "packed": packed}
+        self.rasterize = partial(rasterization, **options)
+
+    def run(self, v_colors: Any) -> Any:
+        import torch
+
+        view = self.views[self.step % NUM_CAMERAS][None]
+        self.step += 1
+        with torch.set_grad_enabled(v_colors is not None):
+            colors, _, _ = self.rasterize(**self.leaves, viewmats=view, Ks=self.intrinsics[:1])
+        if v_colors is None:
+            return colors, {}
+        found = torch.autograd.grad(colors, list(self.leaves.values()), v_colors)
+        return colors, dict(zip(self.leaves, found, strict=True))
+
+
+def compare(ours: Ours, peer: Gsplat, v_colors: Any) -> dict[str, Any]:
+    """How far picture and gradients are from gsplat's."""
+    ours.step = peer.step = 3
+    colors, grads = ours.run(v_colors)
+    their_colors, their_grads = peer.run(v_colors)
+    apart = ((colors - their_colors).abs() > 1e-3).any(dim=-1).float().mean().item()
+    errors = {
+        name: ((grads[name] - wanted).double().norm() / wanted.double().norm()).item()
+        for name, wanted in their_grads.items()
+    }
+    passed = apart <= MAX_PIXELS and all(error <= MAX_GRADIENT_ERROR for error in errors.values())
+    return {"passed": passed, "pixels_apart": apart, "errors": errors}
+
+
+def facts(ours: Ours) -> dict[str, Any]:
+    """What the scene is like, so that it can be judged whether it is like a capture."""
+    pairs, seen, covered = [], [], []
+    for _ in range(NUM_CAMERAS):
+        ours.look()
+        drawn = ours.draw()
+        visible = drawn.radii.amax(-1) > 0
+        seen.append(visible.float().mean().item())
+        pairs.append(drawn.tiles_per_splat[visible].float().mean().item())
+        covered.append(drawn.alphas.mean().item())
+    return {"tiles_per_visible_splat": pairs, "visible": seen, "mean_alpha": covered}
+
+
+def timed(
+    ways: dict[str, Callable[[Any], Any]], v_colors: Any, inner: int, samples: int = SAMPLES
+) -> dict[str, list[float]]:
+    """Milliseconds a step by the wall, all samples, the ways in turn."""
+    import torch
+
+    for run in ways.values():
+        for _ in range(NUM_CAMERAS):
+            run(v_colors)
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(samples):
+        for name, run in ways.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(inner):
+                run(v_colors)
+            torch.cuda.synchronize()
+            found[name].append((time.perf_counter() - begin) * 1e3 / inner)
+    return found
+
+
+def profiled(run: Callable[[Any], Any], v_colors: Any) -> dict[str, float]:
+    """Milliseconds a step of each kernel on the card, by name, the longest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    run(v_colors)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(NUM_CAMERAS):
+            run(v_colors)
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in seen.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA and event.self_device_time_total > 0:
+            times[event.key[:80]] = event.self_device_time_total / 1e3 / NUM_CAMERAS
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:20])
+
+
+def peak_bytes(run: Callable[[Any], Any], v_colors: Any) -> int:
+    """The most memory that tensors have taken at once during a few steps, inputs included."""
+    import torch
+
+    run(v_colors)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        run(v_colors)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
