@@ -1,0 +1,79 @@
+"""Trained splats as arrays, and the files that hold them: which reader and writer a name or a first byte asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotlap.base.errors import ShapeError
+from hotlap.base.shapes import bind_dims
+
+SH_COEFFS = (0, 3, 8, 15, 24)
+"""Coefficients beside the constant one for degree 0 to 4."""
+SH_C0 = 0.28209479177387814
+"""The constant spherical harmonic: a splat's plain colour is 0.5 + SH_C0 * sh0."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Splats:
+    """Gaussian splats as they are trained, all float32; rows that are not finite are allowed, see ``bad``."""
+
+    means: np.ndarray
+    """[N, 3] centres in the world, in COLMAP's axes."""
+    log_scales: np.ndarray
+    """[N, 3] logarithms of the standard deviations."""
+    quats: np.ndarray
+    """[N, 4] rotations as w, x, y, z, of any length but 0."""
+    logit_opacities: np.ndarray
+    """[N]"""
+    sh0: np.ndarray
+    """[N, 3] the constant coefficient of each colour channel."""
+    shN: np.ndarray
+    """[N, K, 3] the others, K = 0, 3, 8, 15 or 24."""
+
+    def __post_init__(self) -> None:
+        for name in FIELDS:
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+                kind = getattr(array, "dtype", type(array).__name__)
+                raise ShapeError(f"{name} is of type {kind}", expected="a NumPy array of float32")
+        dims = bind_dims(
+            means=(self.means, "N 3"), log_scales=(self.log_scales, "N 3"), quats=(self.quats, "N 4"),
+            logit_opacities=(self.logit_opacities, "N"), sh0=(self.sh0, "N 3"), shN=(self.shN, "N K 3"),
+        )  # fmt: skip
+        if dims["K"] not in SH_COEFFS:
+            raise ShapeError(f"shN has {dims['K']} coefficients", expected=f"one of {', '.join(map(str, SH_COEFFS))}")
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    @property
+    def sh_degree(self) -> int:
+        """Of the spherical harmonics: 0 to 4."""
+        return math.isqrt(self.shN.shape[1] + 1) - 1
+
+    def bad(self) -> np.ndarray:  # [N] bool
+        """Which splats cannot be drawn: a number that is not finite, or a rotation of length 0."""
+        finite = np.ones(len(self), dtype=bool)
+        for name in FIELDS:
+            finite &= np.isfinite(getattr(self, name)).reshape(len(self), -1).all(1)
+        return ~finite | (np.abs(self.quats).max(1, initial=0.0) == 0)
+
+    def take(self, which: np.ndarray) -> Splats:
+        """The splats at some positions, or those that a mask names."""
+        return Splats(**{name: getattr(self, name)[which] for name in FIELDS})
+
+    def with_degree(self, degree: int) -> Splats:
+        """The same splats with spherical harmonics up to a degree: cut off, or filled up with zeros."""
+        want = (degree + 1) ** 2 - 1
+        if want not in SH_COEFFS:
+            raise ShapeError(f"degree = {degree} is out of range", expected="0 to 4")
+        have = self.shN.shape[1]
+        rest = np.zeros((len(self), want, 3), dtype=np.float32)
+        rest[:, : min(want, have)] = self.shN[:, :want]
+        return Splats(**{name: getattr(self, name) for name in FIELDS[:-1]}, shN=rest)
+
+
+FIELDS = ("means", "log_scales", "quats", "logit_opacities", "sh0", "shN")
