@@ -20,6 +20,8 @@ FACTORS = (1, 2, 4, 8)
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 NUM_RANDOM_POINTS = 100_000
 """As many as the first implementation draws for scenes without points."""
+FAR = 1e15
+"""No camera is so far away: its numbers would leave the range of float32 when they are squared."""
 _ASPECT_TOLERANCE = 0.01
 
 
@@ -46,6 +48,8 @@ def check_factor(factor: int | None) -> int:
 def finish_view(posed: Posed, head: PictureHead, shrink: int, background: tuple[int, int, int]) -> View:
     """The view with its camera and lens at the size of the loaded picture: the file's, over ``shrink``."""
     _check_aspect(posed, head)
+    if not (np.abs(posed.camera_from_world) < FAR).all():
+        raise DataError(f"view {posed.name!r} lies too far away", expected=f"a pose with numbers below {FAR:g}")
     size = tuple(max(1, math.floor(side / shrink + 0.5)) for side in (head.width, head.height))
     lens = posed.lens.scaled_to(*size) if posed.lens else None
     camera = straight_camera(lens) if lens else posed.camera.scaled_to(*size)
@@ -69,7 +73,7 @@ def _check_aspect(posed: Posed, head: PictureHead) -> None:
 
 def rigid(matrix: np.ndarray, name: str) -> np.ndarray:  # [4, 4] -> [4, 4] float64
     """A pose as rotation and shift exactly; text has rounded it a little."""
-    if matrix.shape not in ((3, 4), (4, 4)) or not np.isfinite(matrix).all():
+    if matrix.shape not in ((3, 4), (4, 4)) or not (np.abs(matrix) < FAR).all():
         raise DataError(f"view {name!r} has a pose that is no matrix of finite numbers", expected="4x4 or 3x4")
     left, scale, right = np.linalg.svd(matrix[:3, :3])
     rotation = left @ right

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from hotlap.base.errors import ShapeError
+from hotlap.base.errors import DataError, ShapeError
 from hotlap.base.shapes import bind_dims
 
 SH_COEFFS = (0, 3, 8, 15, 24)
@@ -58,7 +59,8 @@ class Splats:
         """Which splats cannot be drawn: a number that is not finite, or a rotation of length 0."""
         finite = np.ones(len(self), dtype=bool)
         for name in FIELDS:
-            finite &= np.isfinite(getattr(self, name)).reshape(len(self), -1).all(1)
+            array = getattr(self, name)
+            finite &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         return ~finite | (np.abs(self.quats).max(1, initial=0.0) == 0)
 
     def take(self, which: np.ndarray) -> Splats:
@@ -77,3 +79,72 @@ class Splats:
 
 
 FIELDS = ("means", "log_scales", "quats", "logit_opacities", "sh0", "shN")
+FORMATS = (".ply", ".compressed.ply", ".splat", ".spz")
+"""How names of files end that can be written; read files are recognised by their first bytes as well."""
+
+
+def read_splats(path: Path | str) -> Splats:
+    """The splats of a PLY file, plain or compressed, an spz or a .splat file.
+
+    Rows are as the file has them, even those that cannot be drawn: ``splats.take(~splats.bad())`` is without them.
+    """
+    from hotlap.data.splat_antimatter import read_splat
+    from hotlap.data.splat_spz import MAGIC, read_spz
+
+    file = Path(path)
+    first = _first_bytes(file)
+    if first.startswith(b"ply"):
+        return _read_any_ply(file)
+    if first.startswith((MAGIC, b"\x1f\x8b")):
+        return read_spz(file)
+    if file.suffix.lower() == ".splat":
+        return read_splat(file)
+    raise DataError(
+        f"file {str(file)!r} holds no splats that are known: it begins with {first!r}",
+        expected=f"one of {', '.join(FORMATS)}",
+    )
+
+
+def write_splats(path: Path | str, splats: Splats) -> None:
+    """A file of splats, of the kind that its name ends in: see ``FORMATS``."""
+    from hotlap.data.splat_antimatter import write_splat
+    from hotlap.data.splat_packed_ply import write_packed
+    from hotlap.data.splat_ply import write_ply
+    from hotlap.data.splat_spz import write_spz
+
+    file = Path(path)
+    bad = splats.bad()
+    if bad.any():
+        raise DataError(
+            f"splat {int(bad.argmax())} of {len(splats)}, and {int(bad.sum()) - 1} others, have numbers that are "
+            "not finite, or a rotation of length 0",
+            remedy="Leave them out: splats.take(~splats.bad())",
+        )
+    writers = {".ply": write_ply, ".splat": write_splat, ".spz": write_spz}
+    if file.name.lower().endswith(".compressed.ply"):
+        write_packed(file, splats)
+    elif file.suffix.lower() in writers:
+        writers[file.suffix.lower()](file, splats)
+    else:
+        raise DataError(f"file {str(file)!r} does not say what it is to be", expected=f"a name in {', '.join(FORMATS)}")
+
+
+def _first_bytes(path: Path) -> bytes:
+    from hotlap.data.file_bytes import unreadable
+
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _read_any_ply(path: Path) -> Splats:
+    from hotlap.data.ply import read_ply
+    from hotlap.data.splat_packed_ply import is_packed, splats_of_packed
+    from hotlap.data.splat_ply import splats_of
+
+    header, tables = read_ply(path, ["vertex", "chunk", "sh"])
+    if "vertex" not in tables:
+        raise DataError(f"file {str(path)!r} has no element 'vertex'")
+    return splats_of_packed(header, tables) if is_packed(header) else splats_of(header, tables["vertex"])
