@@ -259,4 +259,3 @@ def rates_of(config: SplatTrainConfig, extent: float) -> dict[str, float]:
     if "means" in rates and config.lr_by_extent:
         rates["means"] *= extent
     return rates
-

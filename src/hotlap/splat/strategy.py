@@ -34,7 +34,8 @@ class Explosion(HotlapError):
 
     def __init__(self, before: int, after: int, config: SplatTrainConfig) -> None:
         super().__init__(
-            f"densification would make {after} splats of {before}, more than abort_growth = {config.abort_growth:g} times",
+            f"densification would make {after} splats of {before}, "
+            f"more than abort_growth = {config.abort_growth:g} times as many",
             remedy="Raise --densify-grad, or set a limit with --max-splats; nothing was changed",
         )
 
