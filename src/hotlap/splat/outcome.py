@@ -15,7 +15,7 @@ from hotlap.base import events
 from hotlap.base.events import Emit
 from hotlap.data.splats import Splats, write_splats
 from hotlap.engine.durable import write_durably
-from hotlap.engine.journal import read_journal
+from hotlap.engine.journal import Journal, read_journal
 from hotlap.splat.album import draw_curves, save_picture, side_by_side
 from hotlap.splat.cameras import Cameras
 from hotlap.splat.judge import Model, Score, judged, mean_scores, why_no_lpips
@@ -45,9 +45,20 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
         )
         outcome |= {"held_out": mean_scores(scores), "images": [vars(score) for score in scores]}
         outcome["lpips"] = why_no_lpips() or "alex"
+        _log_last(folder, trainer, outcome["held_out"])
     draw_curves(folder / CURVES, read_journal(folder))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)
     return outcome
+
+
+def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
+    """The judgement of the finished model as the last row of the metrics."""
+    told = any(row.step == trainer.step and row.split == "eval" for row in read_journal(folder))
+    if told:  # a training that was over is resumed
+        return
+    with Journal(folder, resume_step=trainer.step) as journal:
+        epoch = trainer.step * trainer.team.size // len(trainer.stage.cameras)
+        journal.log(trainer.step, epoch, "eval", scores)
 
 
 def judge_all(

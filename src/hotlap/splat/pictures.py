@@ -101,6 +101,14 @@ class Pictures:
         return Picture(image=image, mask=mask)
 
 
+def planned_camera(view: View, scale: float = 1.0, max_side: int | None = None) -> Pinhole:
+    """The camera that a view will have when :func:`load_scaled` has loaded it."""
+    camera = view.camera
+    ratio = 1.0 if max_side is None else min(1.0, max_side / max(camera.width, camera.height))
+    sides = [max(1, round(side * ratio)) for side in (camera.width, camera.height)]
+    return camera.scaled_to(*(max(1, round(side * scale)) for side in sides))
+
+
 def choose_place(views: Sequence[View], device: torch.device) -> str:
     """Where the pictures of these views have room: on the device, in the host's memory, or on disk."""
     needed = sum(view.camera.width * view.camera.height * (7 if view.mask else 3) for view in views)

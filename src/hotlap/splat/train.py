@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, HotlapError, RecordError
+from hotlap.base.errors import ConfigError, HotlapError, RecordError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
@@ -73,11 +73,10 @@ def train_model(
         torch.cuda.set_device(device)
     team: Team | None = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
-    folder = _open_folder(config) if leads else Path(config.out or ".")
-    if team is not None:
-        team.wait()
+    _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
+        folder = _open_folder(config) if leads else Path(config.out or ".")
         trainer = Trainer(config, stage, device, emit if leads else ignore, team)
         keeper = Keeper(config, folder, trainer, emit, writes=leads)
         record = keeper.begin(sources or {})
@@ -205,37 +204,42 @@ def _figures(scores: dict[str, float]) -> str:
     return ", ".join(units[name].format(format_number(value, 4)) for name, value in scores.items() if name in units)
 
 
+def _check_folder(config: SplatTrainConfig) -> None:
+    """Refuses a folder that holds another training, before anything is read."""
+    if config.resume and not config.out:
+        raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
+    if config.resume:
+        _check_same(config, Path(config.out))
+        return
+    there = CheckpointStore(Path(config.out) / CHECKPOINTS).steps() if config.out else []
+    if there:
+        raise ConfigError(
+            f"out = {config.out!r} holds a training of {there[-1]} steps",
+            remedy="Go on with --resume, or choose another folder",
+        )
+
+
 def _open_folder(config: SplatTrainConfig) -> Path:
     """The folder of this training, with its settings in it."""
     name = f"splat-{Path(config.scene).name or config.scene}"
     folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
-    there = CheckpointStore(folder / CHECKPOINTS).steps() if folder.is_dir() else []
     if config.resume:
-        if not config.out:
-            raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
-        _check_same(config, folder / SETTINGS)
         return folder
-    if there:
-        raise ConfigError(
-            f"out = {str(folder)!r} holds a training of {there[-1]} steps",
-            remedy="Go on with --resume, or choose another folder",
-        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out = {str(folder)!r} cannot be made: {error.strerror}", remedy=REMEDY) from error
-    settings = {**encode(config), "scene": config.scene}
-    write_durably(folder / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n", remedy=REMEDY)
+        raise StorageError(f"out = {str(folder)!r} cannot be made: {error.strerror}", remedy=REMEDY) from error
+    write_durably(folder / SETTINGS, json.dumps(encode(config), indent=1).encode() + b"\n", remedy=REMEDY)
     return folder
 
 
-def _check_same(config: SplatTrainConfig, path: Path) -> None:
+def _check_same(config: SplatTrainConfig, folder: Path) -> None:
     """Refuses to go on with settings that would have made another model."""
-    before, after = read_settings(path.parent), encode(config)
+    before, after = read_settings(folder), encode(config)
     for name, value in after.items():
         if name not in FREE and name in before and before[name] != value:
             raise ConfigError(
-                f"{name} = {value!r} is not what the training in {str(path.parent)!r} was begun with",
+                f"{name} = {value!r} is not what the training in {str(folder)!r} was begun with",
                 expected=f"{before[name]!r}",
                 remedy="Leave it out, or begin a new training in another folder",
             )
