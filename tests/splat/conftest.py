@@ -14,10 +14,11 @@ from hotlap.splat.stage import open_stage
 from hotlap.splat.trainer import Trainer
 
 CPU = torch.device("cpu")
-TINY = DrawnScene(num_views=8, width=48, height=32, num_points=400)
+TINY = DrawnScene(num_views=16, width=48, height=32, num_points=400)
 TINY_SETTINGS = {
     "background": "learn", "lr_background": 0.05, "densify_from": 5, "densify_every": 5, "densify_until": 20,
-    "reset_every": 0, "sh_every": 5, "sh_degree": 1, "steps": 30, "log_every": 10,
+    "reset_every": 0, "sh_every": 5, "sh_degree": 1, "steps": 30, "log_every": 10, "lr_colors": 0.03,
+    "lr_scales": 0.03, "lr_opacities": 0.2,
 }  # fmt: skip
 
 
