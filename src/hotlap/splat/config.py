@@ -153,7 +153,7 @@ class SplatTrainConfig:
     eval_every: int = 0
     """Steps between two judgements on the held-out pictures; 0 for the end alone."""
     checkpoint_every: int = 0
-    """Steps between two checkpoints; 0 for a tenth of the steps, and the end."""
+    """Steps between two checkpoints; 0 for one every two minutes. The end is always saved."""
     keep: int = 2
     """Checkpoints that are kept."""
     log_every: int = 100
@@ -193,11 +193,6 @@ class SplatTrainConfig:
     def most_splats(self) -> int:
         """The cap that is in force."""
         return self.max_splats or (1_000_000 if self.strategy in ("mcmc", "budget") else 6_000_000)
-
-    @property
-    def saves_every(self) -> int:
-        """Steps between checkpoints that are in force."""
-        return self.checkpoint_every or max(1, self.steps // 10)
 
 
 def config_with(preset: str = "default", **changes: object) -> SplatTrainConfig:

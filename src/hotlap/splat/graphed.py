@@ -64,10 +64,12 @@ class GraphedSteps(EagerSteps):
 
     def _forget(self) -> None:
         """Recordings read and write the arrays' old places; their memory goes back to the card."""
-        self._replays = {}
+        if self._replays:
+            torch.cuda.synchronize(self._step.state.device)
+            self._replays = {}
+            torch.cuda.empty_cache()
         self._version = self._step.state.version
         self._pool = None
-        torch.cuda.empty_cache()
 
     def _record(self, key: Key, degree: int) -> Callable[[], None]:
         step, frame = self._step, self._step.frame_of(key)

@@ -14,6 +14,8 @@ RECOVERY = 1000
 """Steps after a reset of the opacities in which quality is lower and no judgement counts."""
 MOST_LOST = 0.01
 """A larger share of splats with numbers that are not finite is no accident any more."""
+HEALTH_ROWS = 10_000
+"""Splats that the medians are taken of: all would take a card longer than a step."""
 
 
 class Stopped(HotlapError):
@@ -85,8 +87,9 @@ def health(state: SplatState) -> dict[str, float]:
     """How the splats are, in a few numbers: needles, faint ones and giants show here first. Waits for the device."""
     if not state.count:
         return {"opacity_median": 0.0, "anisotropy_median": 1.0, "scale_median": 0.0}
-    scales = state.alive("scales")
+    every = max(1, state.count // HEALTH_ROWS)
+    scales, opacities = state.alive("scales")[::every], state.alive("opacities")[::every]
     spread = scales.amax(1) - scales.amin(1)
-    medians = torch.stack([torch.sigmoid(state.alive("opacities")).median(), spread.median(), scales.median()])
+    medians = torch.stack([torch.sigmoid(opacities).median(), spread.median(), scales.median()])
     opacity, needle, scale = medians.tolist()
     return {"opacity_median": opacity, "anisotropy_median": math.exp(needle), "scale_median": math.exp(scale)}

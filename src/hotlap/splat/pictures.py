@@ -47,7 +47,7 @@ def load_scaled(view: View, scale: float = 1.0, max_side: int | None = None) -> 
     mask = loaded.mask
     if mask is not None:
         mask = np.asarray(pillow.fromarray(mask.astype(np.uint8) * 255).resize(size, box)) > 127
-    image = np.asarray(pillow.fromarray(loaded.image).resize(size, box))
+    image = np.array(pillow.fromarray(loaded.image).resize(size, box))
     return LoadedView(image=image, mask=mask, camera=loaded.camera.scaled_to(*size))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ FREE = (
     "abort_psnr_drop", "abort_growth", "checkpoint_every",
 )  # fmt: skip
 """Settings that do not change what is trained, so that a resumed training may have others."""
+SAVE_EVERY_S = 120.0
+"""Between checkpoints, where no number of steps is asked for."""
 REMEDY = "Free some space or choose another folder with --out"
 
 Watch = Callable[[int, Trainer], None]
@@ -113,6 +116,7 @@ class Keeper:
         self.config, self.folder, self.trainer, self.writes = config, folder, trainer, writes
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
+        self._saved_at = time.monotonic()
 
     def begin(self, sources: dict[str, str]) -> RunRecord:
         name = Path(self.config.scene).resolve().name or self.config.scene
@@ -164,14 +168,20 @@ class Keeper:
             if scores:
                 self.emit(events.note(f"step {step}: held-out " + _figures(scores)))
                 trainer.guard.check_psnr(scores["psnr"], step)
-        if step % config.saves_every == 0 or step == config.steps:
+        if self._is_save_due(step):
             if journal is not None:
                 journal.sync()
             self.save(scores.get("psnr"))
 
+    def _is_save_due(self, step: int) -> bool:
+        every = self.config.checkpoint_every
+        due = step % every == 0 if every else time.monotonic() - self._saved_at > SAVE_EVERY_S
+        return due or step == self.config.steps
+
     def save(self, score: float | None) -> None:
         if self.writes:
             self.store.save(self.trainer.state_dict(), step=self.trainer.step, score=score, higher_is_better=True)
+            self._saved_at = time.monotonic()
 
     def take_best(self) -> None:
         """After a training went wrong: the best checkpoint, or else the last, in place of what it came to."""

@@ -198,5 +198,5 @@ def make_beside(config: SplatTrainConfig, stage: Stage, device: torch.device) ->
 
 def next_stop(step: int, config: SplatTrainConfig) -> int:
     """The step at which the training next pauses to log, judge or save."""
-    every = [config.log_every, config.eval_every, config.saves_every]
+    every = [config.log_every, config.eval_every, config.checkpoint_every]
     return min([config.steps, *(math.floor(step / n + 1) * n for n in every if n)])
