@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import struct
 import tracemalloc
 from pathlib import Path
@@ -27,6 +26,7 @@ from hotlap.data.splat_spz import write_spz
 from hotlap.data.splats import Splats, read_splats, write_splats
 
 Image = pytest.importorskip("PIL.Image", reason="scenes are photographs")
+from sog_files import sog, zipped  # noqa: E402 - it needs Pillow
 
 ASKED = os.environ.get("HOTLAP_FUZZ_CASES")
 CASES = int(ASKED or 20)
@@ -117,10 +117,11 @@ def valid(tmp_path_factory) -> dict[str, bytes]:
     except HotlapError:  # no zstandard: the reader's refusal is what is tested then
         (folder / "v4.spz").write_bytes(struct.pack("<4sIIBBBBI12x", b"NGSP", 4, 1, 0, 12, 0, 5, 32) + bytes(80))
     (folder / "text.ply").write_bytes(ascii_ply())
+    zipped(folder / "a.sog", sog())
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["a.ply", "a.splat", "b.compressed.ply", "a.spz", "v4.spz", "text.ply"])
+@pytest.mark.parametrize("name", ["a.ply", "a.splat", "b.compressed.ply", "a.spz", "v4.spz", "text.ply", "a.sog"])
 def test_damaged_splats(name, valid, tmp_path):
     path = tmp_path / name
 
@@ -141,6 +142,19 @@ def test_damage_inside_an_spz(valid, tmp_path):
     @given(changes=edits())
     def run(changes):
         path.write_bytes(gzip.compress(damage(inner, changes), 1))
+        sound_or_ours(lambda: read_splats(path), path.stat().st_size)
+
+    run()
+
+
+@pytest.mark.parametrize("part", ["meta.json", "quats.webp"])
+def test_damage_inside_a_sog(part, tmp_path):
+    path, parts = tmp_path / "a.sog", sog()
+
+    @FUZZ
+    @given(changes=edits())
+    def run(changes):
+        zipped(path, parts | {part: damage(parts[part], changes)})
         sound_or_ours(lambda: read_splats(path), path.stat().st_size)
 
     run()
@@ -197,8 +211,7 @@ def test_damaged_colmap(part, kind, tmp_path):
 
 
 def test_damaged_transforms(tmp_path):
-    shutil.rmtree(tmp_path)
-    (tmp_path / "images").mkdir(parents=True)
+    (tmp_path / "images").mkdir()
     Image.new("RGBA", (12, 8), (200, 100, 50, 128)).save(tmp_path / "images" / "a.png")
     frame = {"file_path": "images/a", "transform_matrix": np.eye(4).tolist(), "fl_x": 10.0}
     text = {"w": 12, "h": 8, "camera_model": "OPENCV", "cx": 6.0, "cy": 4.0, "k1": -0.1, "k2": 0.01, "frames": [frame]}

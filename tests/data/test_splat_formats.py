@@ -198,6 +198,14 @@ def test_the_older_versions_of_spz(tmp_path):
         assert turned(got.quats)[0, 1, 1] < 0 < turned(got.quats)[0, 0, 0]
 
 
+def test_more_bits_of_spz_lose_less(tmp_path):
+    splats = make_splats(50)
+    write_spz(tmp_path / "a.spz", splats, sh_bits=(8, 8))
+    np.testing.assert_allclose(read_splats(tmp_path / "a.spz").shN, splats.shN, atol=1 / 255)  # half a step of 1/128
+    with pytest.raises(ConfigError, match=r"sh_bits = \(9, 4\) cannot be kept of a byte"):
+        write_spz(tmp_path / "a.spz", splats, sh_bits=(9, 4))
+
+
 def test_spz_of_version_4_comes_back_like_version_3(tmp_path):
     pytest.importorskip("zstandard", reason="version 4 is packed with Zstandard")
     for num, coeffs in ((30, 15), (5, 0), (0, 0)):

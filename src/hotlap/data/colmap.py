@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from hotlap.base.errors import DataError
 from hotlap.data.colmap_binary import read_binary, write_binary
-from hotlap.data.colmap_model import ColmapImage, ColmapModel
+from hotlap.data.colmap_model import MODEL_NUMBERS, ColmapCamera, ColmapImage, ColmapModel
 from hotlap.data.colmap_text import read_model_text, write_model_text
 from hotlap.data.file_bytes import read_text
 from hotlap.data.picture_file import SUFFIXES
+from hotlap.data.pinhole import Pinhole
 from hotlap.data.posed import (
     BLACK,
     WHITE,
@@ -26,7 +28,7 @@ from hotlap.data.posed import (
     random_points,
     with_names_of,
 )
-from hotlap.data.view import Scene, first_few
+from hotlap.data.view import Scene, View, first_few
 from hotlap.data.view_pixels import read_head
 
 MODEL_FOLDERS = ("sparse/0", "sparse")
@@ -56,6 +58,33 @@ def write_model(folder: Path, model: ColmapModel, *, text: bool = False) -> None
     (write_model_text if text else write_binary)(folder, model)
 
 
+def write_colmap(
+    scene: Path, views: Iterable[View], points: np.ndarray, colors: np.ndarray, *, text: bool = False
+) -> None:
+    """Views and points as the model ``sparse/0`` of a scene's folder; pictures are the caller's, in ``images/``."""
+    numbers: dict[Pinhole, int] = {}
+    images = []
+    for image_id, view in enumerate(views, 1):
+        if view.lens is not None:
+            raise DataError(
+                f"view {view.name!r} has a lens, which its pictures would lose here",
+                remedy="Write the pictures that load_view gives, and views without a lens",
+            )
+        camera_id = numbers.setdefault(view.camera, len(numbers) + 1)
+        a, b, c = view.camera_from_world[:3, 3].tolist()
+        quat = quat_of(view.camera_from_world[:3, :3])
+        images.append(ColmapImage(image_id=image_id, quat=quat, shift=(a, b, c), camera_id=camera_id, name=view.name))
+    cameras = {
+        number: ColmapCamera(
+            camera_id=number, model=MODEL_NUMBERS["PINHOLE"], width=camera.width, height=camera.height,
+            params=(camera.fx, camera.fy, camera.cx, camera.cy),
+        )
+        for camera, number in numbers.items()
+    }  # fmt: skip
+    model = ColmapModel(cameras=cameras, images=tuple(images), points=points, colors=colors)
+    write_model(scene / "sparse" / "0", model, text=text)
+
+
 def read_colmap(
     scene: Path,
     images: str = "images",
@@ -71,6 +100,27 @@ def read_colmap(
     model = read_model(model_folder)
     check_unique((image.name for image in model.images), scene)
     pictures, shrink = _picture_folder(scene, images, check_factor(factor))
+    posed, missing = _find_pictures(scene, pictures, model)
+    _check_missing(missing, len(model.images), pictures, skip_missing)
+    heads = [read_head(view.image) for view in posed]
+    background = WHITE if white_background else BLACK
+    made = [finish_view(view, head, shrink, background) for view, head in zip(posed, heads, strict=True)]
+    views = tuple(sorted(made, key=lambda view: view.name))
+    points, colors, num_bad = finite_points(model.points, model.colors)
+    bare = len(points) == 0
+    if bare:
+        points, colors = random_points(views, None)
+    held_out = read_split(scene, model_folder)
+    return Scene(
+        folder=scene, views=views, points=points, colors=colors, random_points=bare, num_bad_points=num_bad,
+        white_background=white_background if any(head.transparent for head in heads) else None,
+        held_out=None if held_out is None else with_names_of(held_out, views, scene),
+        missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}),
+    )  # fmt: skip
+
+
+def _find_pictures(scene: Path, pictures: Path, model: ColmapModel) -> tuple[list[Posed], list[str]]:
+    """The model's views with their pictures and masks, and the names of those without a picture."""
     suffix = pictures.name.removeprefix("images") if pictures.name.startswith("images_") else ""
     masks = [scene / f"masks{suffix}", scene / "masks"]
     posed, missing = [], []
@@ -80,26 +130,7 @@ def read_colmap(
             missing.append(image.name)
         else:
             posed.append(_posed(model, image, found, find_mask(masks, image.name)))
-    _check_missing(missing, len(model.images), pictures, skip_missing)
-    heads = [read_head(view.image) for view in posed]
-    background = WHITE if white_background else BLACK
-    views = tuple(
-        sorted(
-            (finish_view(view, head, shrink, background) for view, head in zip(posed, heads, strict=True)),
-            key=lambda view: view.name,
-        )
-    )
-    points, colors, num_bad = finite_points(model.points, model.colors)
-    bare = len(points) == 0
-    if bare:
-        points, colors = random_points(views, None)
-    held_out = read_split(scene, model_folder)
-    return Scene(
-        folder=scene, views=views, points=points, colors=colors, random_points=bare, num_bad_points=num_bad,
-        white_background=white_background if any(head.transparent for head in heads) else None,
-        held_out=None if held_out is None else with_names_of(held_out, views),
-        missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}),
-    )  # fmt: skip
+    return posed, missing
 
 
 def read_split(scene: Path, model_folder: Path) -> set[str] | None:

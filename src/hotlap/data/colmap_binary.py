@@ -70,17 +70,32 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
     front = Front(path, read_whole(path))
     (count,) = front.take(_COUNT)
     front.need(count, _POINT.size, "a point")
-    if front.left == count * _POINT.size:  # if it has no tracks, all its records are of one size
-        table = np.frombuffer(front.content, _POINT_ROW, offset=front.at)
-        if not table["track"].any():
-            return table["at"].astype(np.float64), table["color"].copy()
-    points, colors = np.empty((count, 3)), np.empty((count, 3), np.uint8)
-    for row in range(count):
-        _, *numbers, _, track = front.take(_POINT)
-        points[row], colors[row] = numbers[:3], numbers[3:]
-        front.skip(track, _TRACK_BYTES, "a part of a track")
+    starts = _point_starts(front, count)
+    if front.at == _COUNT.size + count * _POINT.size:  # no tracks: the records lie side by side
+        table = np.frombuffer(front.content, _POINT_ROW, count, _COUNT.size)
+    else:
+        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(front.content, np.uint8), _POINT.size)
+        table = windows[starts].view(_POINT_ROW)[:, 0]
     front.end()
-    return points, colors
+    return table["at"].astype(np.float64), table["color"].copy()
+
+
+def _point_starts(front: Front, count: int) -> np.ndarray:  # [count] int64
+    """Where each point's record begins; ``front`` is moved past the last track."""
+    # One step per point and no calls of our own: there may be millions of points.
+    content, at, last = front.content, front.at, len(front.content) - _POINT.size
+    track_at, track_length = _POINT.size - _COUNT.size, _COUNT.unpack_from
+    starts = []
+    for _ in range(count):
+        if at > last:
+            break
+        starts.append(at)
+        at += _POINT.size + _TRACK_BYTES * track_length(content, at + track_at)[0]
+    if len(starts) < count or at > len(content):
+        front.at = starts[-1] if starts else front.at
+        front.need(1, at + _POINT.size - front.at, "a point with its track")
+    front.at = at
+    return np.array(starts, np.int64)
 
 
 def write_binary(folder: Path, model: ColmapModel) -> None:

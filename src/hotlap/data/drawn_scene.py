@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.base.errors import ConfigError
-from hotlap.data.colmap import quat_of, write_model
-from hotlap.data.colmap_model import ColmapCamera, ColmapImage, ColmapModel
+from hotlap.data.colmap import write_colmap
+from hotlap.data.lens import bend
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.pinhole import Lens, Pinhole
+from hotlap.data.view import View
 
 _RAYS = 2
 """Rays per pixel and axis: edges are mixed from four."""
@@ -66,19 +67,13 @@ def write_drawn_scene(folder: Path, drawn: DrawnScene | None = None, *, text: bo
     image_module = require_pillow()
     (folder / "images").mkdir(parents=True, exist_ok=True)
     balls, camera = _place_balls(drawn), drawn_camera(drawn)
-    images = []
+    views = []
     for number in range(drawn.num_views):
         pose = _pose(drawn, number)
-        name = f"view_{number:03d}.png"
-        image_module.fromarray(_photograph(balls, camera, pose)).save(folder / "images" / name)
-        w, x, y, z = quat_of(pose[:3, :3])
-        a, b, c = pose[:3, 3].tolist()
-        images.append(ColmapImage(image_id=number + 1, quat=(w, x, y, z), shift=(a, b, c), camera_id=1, name=name))
-    params = (camera.fx, camera.fy, camera.cx, camera.cy)
-    cameras = {1: ColmapCamera(camera_id=1, model=1, width=camera.width, height=camera.height, params=params)}
-    points, colors = _surface_points(drawn, balls)
-    model = ColmapModel(cameras=cameras, images=tuple(images), points=points, colors=colors)
-    write_model(folder / "sparse" / "0", model, text=text)
+        path = folder / "images" / f"view_{number:03d}.png"
+        image_module.fromarray(_photograph(balls, camera, pose)).save(path)
+        views.append(View(name=path.name, image=path, camera_from_world=pose, camera=camera))
+    write_colmap(folder, views, *_surface_points(drawn, balls), text=text)
 
 
 def drawn_camera(drawn: DrawnScene) -> Pinhole:
@@ -137,10 +132,8 @@ def _photograph(balls: _Balls, camera: Pinhole, pose: np.ndarray, lens: Lens | N
 
 def _unbend(lens: Lens, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What a pinhole would see where a lens sees (x, y), by repeated correction."""
-    from hotlap.data.lens import bend
-
     straight_x, straight_y = x, y
-    for _ in range(50):
+    for _ in range(25):
         bent_x, bent_y = bend(lens, straight_x, straight_y)
         straight_x, straight_y = straight_x + x - bent_x, straight_y + y - bent_y
     return straight_x, straight_y

@@ -141,6 +141,13 @@ def random_points(views: Iterable[View], box: float | None) -> tuple[np.ndarray,
     return (middle + 3 * reach * cube).astype(np.float32), colors
 
 
-def with_names_of(held_out: set[str], views: tuple[View, ...]) -> tuple[str, ...]:
-    """The names of views that a list of names or stems means."""
-    return tuple(view.name for view in views if view.name in held_out or Path(view.name).stem in held_out)
+def with_names_of(held_out: set[str], views: tuple[View, ...], folder: Path) -> tuple[str, ...]:
+    """The names of views that a list of names or stems sets aside; it must mean some of them, and not all."""
+    names = tuple(view.name for view in views if view.name in held_out or Path(view.name).stem in held_out)
+    if held_out and len(names) in (0, len(views)):
+        raise DataError(
+            f"scene {str(folder)!r} sets {len(held_out)} names aside, which are {len(names)} of its {len(views)} views",
+            expected="some of its views, but not all",
+            remedy="Correct the list of held-out views, or remove it",
+        )
+    return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.colmap import MODEL_FOLDERS, find_model, read_colmap
 from hotlap.data.pinhole import Lens, Pinhole
 from hotlap.data.transforms import find_transforms, read_transforms
@@ -29,14 +29,17 @@ def read_scene(
     ``white_background`` says otherwise. A view without its picture is an error, or left out with ``skip_missing``.
     """
     folder = Path(path)
-    if folder.is_file() and folder.suffix == ".json":
-        return read_transforms(
-            folder.parent, factor, only=folder.name, white_background=white_background, skip_missing=skip_missing
-        )
+    only = folder.name if folder.is_file() and folder.suffix == ".json" else ""
+    folder = folder.parent if only else folder
     if not folder.is_dir():
         raise DataError(f"scene folder {str(folder)!r} does not exist")
-    if find_model(folder, MODEL_FOLDERS) is None and find_transforms(folder):
-        return read_transforms(folder, factor, white_background=white_background, skip_missing=skip_missing)
+    if only or (find_model(folder, MODEL_FOLDERS) is None and find_transforms(folder)):
+        if images != "images":
+            raise ConfigError(
+                f"images = {images!r} is not for a scene with a transforms file, which names its pictures itself",
+                remedy="Use factor for smaller pictures",
+            )
+        return read_transforms(folder, factor, only=only, white_background=white_background, skip_missing=skip_missing)
     if find_model(folder) is None:
         raise DataError(
             f"folder {str(folder)!r} is no scene",

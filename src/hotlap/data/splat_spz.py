@@ -32,8 +32,8 @@ _MOST_RATIO = 1100
 _COLOR_SCALE = 0.15
 _FRACTION_BITS = 12
 _MOST_FIXED = (1 << 23) - 1
-_BUCKETS = (8, 16)
-"""Steps of 256 to which coefficients of degree 1 and of higher degrees are rounded, so that they pack well."""
+SH_BITS = (5, 4)
+"""What is kept of coefficients of degree 1, and of higher ones, so that they pack well; as Niantic's program does."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 6, 12
 _MOST_WINDOW = 1 << 27
 """The largest history that a stream may ask the reader to keep."""
@@ -166,13 +166,18 @@ def _decode_turns(version: int, turns: np.ndarray) -> np.ndarray:  # [N, 3 or 4]
     return from_three(words >> 30, np.where(fields & 512, -sizes, sizes))[:, [3, 0, 1, 2]]
 
 
-def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION) -> None:
-    """The splats in about a tenth of their size; centres must lie within 2,048 of the origin, degree 3 at most."""
+def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bits: tuple[int, int] = SH_BITS) -> None:
+    """The splats in about a tenth of their size; centres must lie within 2,048 of the origin, degree 3 at most.
+
+    ``sh_bits`` are what is kept of coefficients of degree 1, and of higher ones: with 8 and 8, all but 1/256.
+    """
+    if not all(1 <= bits <= 8 for bits in sh_bits):
+        raise ConfigError(f"sh_bits = {sh_bits} cannot be kept of a byte", expected="two numbers from 1 to 8")
     if version not in (3, 4):
         raise ConfigError(f"version = {version} of spz is not written", expected="3 or 4")
     if splats.sh_degree > 3:
         raise DataError(f"spz is written for degrees up to 3, not {splats.sh_degree}", remedy="Use with_degree(3)")
-    streams = _encode(splats)
+    streams = _encode(splats, sh_bits)
     head = (MAGIC, version, len(splats), splats.sh_degree, _FRACTION_BITS, 0)
     if version == 3:
         write_atomic(path, gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
@@ -184,7 +189,7 @@ def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION) -> Non
     write_atomic(path, _HEAD_4.pack(*head, len(packed), _HEAD_4.size) + table + body)
 
 
-def _encode(splats: Splats) -> list[bytes]:
+def _encode(splats: Splats, sh_bits: tuple[int, int]) -> list[bytes]:
     num = len(splats)
     fixed = np.round(np.ldexp((splats.means * FLIP_AXES).astype(np.float64), _FRACTION_BITS))
     if num and np.abs(fixed).max() > _MOST_FIXED:
@@ -202,7 +207,7 @@ def _encode(splats: Splats) -> list[bytes]:
     fields = sizes | np.where(others < 0, 512, 0)
     words = (largest << 30 | fields[:, 0] << 20 | fields[:, 1] << 10 | fields[:, 2]).astype("<u4")
     rest = np.round(splats.shN * FLIP_REST[: splats.shN.shape[1], None] * 128).astype(np.int64) + 128
-    bucket = np.where(np.arange(rest.shape[1]) < 3, *_BUCKETS)[:, None]
+    bucket = np.where(np.arange(rest.shape[1]) < 3, *(1 << 8 - bits for bits in sh_bits))[:, None]
     steps = ((rest + bucket // 2) // bucket * bucket).clip(0, 255).astype(np.uint8)
     alphas = to_steps(sigmoid(splats.logit_opacities), 255).astype(np.uint8)
     arrays = (places, alphas, colors, scales, words, steps)

@@ -84,24 +84,29 @@ FORMATS = (".ply", ".compressed.ply", ".splat", ".spz")
 
 
 def read_splats(path: Path | str) -> Splats:
-    """The splats of a PLY file, plain or compressed, an spz or a .splat file.
+    """The splats of a PLY file, plain or compressed, an spz, a .splat or a SOG file or folder.
 
     Rows are as the file has them, even those that cannot be drawn: ``splats.take(~splats.bad())`` is without them.
     """
     from hotlap.data.splat_antimatter import read_splat
+    from hotlap.data.splat_sog import read_sog
     from hotlap.data.splat_spz import MAGIC, read_spz
 
     file = Path(path)
+    if file.name == "meta.json" or (file / "meta.json").is_file():
+        return read_sog(file)
     first = _first_bytes(file)
     if first.startswith(b"ply"):
         return _read_any_ply(file)
     if first.startswith((MAGIC, b"\x1f\x8b")):
         return read_spz(file)
+    if first == b"PK\x03\x04":
+        return read_sog(file)
     if file.suffix.lower() == ".splat":
         return read_splat(file)
     raise DataError(
         f"file {str(file)!r} holds no splats that are known: it begins with {first!r}",
-        expected=f"one of {', '.join(FORMATS)}",
+        expected=f"one of {', '.join(FORMATS)}, .sog",
     )
 
 

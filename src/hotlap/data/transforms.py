@@ -85,11 +85,11 @@ def read_transforms(
     return Scene(
         folder=folder, views=views, points=points, colors=colors, random_points=bare, num_bad_points=num_bad,
         white_background=background == WHITE if any(head.transparent for _, head, _, _ in found) else None,
-        held_out=_held_out(texts, found, views), missing=tuple(missing),
+        held_out=_held_out(texts, found, views, folder), missing=tuple(missing),
     )  # fmt: skip
 
 
-def _held_out(texts: dict[str, dict], found: list, views: tuple) -> tuple[str, ...] | None:
+def _held_out(texts: dict[str, dict], found: list, views: tuple, folder: Path) -> tuple[str, ...] | None:
     """What the files set aside: the frames of another file than the training one, or those of a list of names."""
     if len(texts) > 1:
         first = "transforms_train.json" if "transforms_train.json" in texts else next(iter(texts))
@@ -98,7 +98,7 @@ def _held_out(texts: dict[str, dict], found: list, views: tuple) -> tuple[str, .
     for key in ("test_filenames", "val_filenames"):
         names = text.get(key)
         if isinstance(names, list) and names:
-            return with_names_of({_tidy(str(name)) for name in names}, views)
+            return with_names_of({_tidy(str(name)) for name in names}, views, folder)
     return None
 
 
