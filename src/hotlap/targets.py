@@ -30,6 +30,10 @@ WORKLOADS = Registry(
             "hotlap.classify.workload:classify",
             "ResNet-18, 11.2 M parameters, 10 classes, 224x224 JPEG files; or another model, or your folder",
         ),
+        "splat": (
+            "hotlap.splat.workload:splat",
+            "Gaussian splatting, 20,000 splats of 59 parameters, 480x270 photographs; or a preset, or your scene",
+        ),
     },
 )
 

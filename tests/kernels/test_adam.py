@@ -65,7 +65,7 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("adam"))
 
 
-@pytest.mark.parametrize("case", [*CASES[2:5], LONG], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*CASES[2:7], LONG], ids=lambda case: case.id)
 def test_the_cuda_kernel_thread_by_thread(case, host, monkeypatch):
     monkeypatch.setattr(launching, "launch", host)
     assert disagreements(train(case, cuda.step, cuda.flush), truth(case), TOLERANCE) == {}
@@ -241,3 +241,9 @@ def test_without_numba_the_reference_steps_in(monkeypatch):
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     choice = adam_choice(AdamCase(rows=1).make(CPU))
     assert choice.impl == "reference" and choice.against["cpu"] == "numba is not installed"
+
+
+def test_tails_that_do_not_fit_are_refused():
+    params = [torch.zeros(4, 3), torch.zeros(4, 2, 3)]
+    with pytest.raises(ShapeError, match=r"tails\[1\] = \(7, 0.05\).*at most the numbers of its row"):
+        make_adam_state(params, [0.1, 0.1], AdamConfig(), {1: (7, 0.05)})

@@ -58,6 +58,8 @@ def build_parser(name: str, verb: Verb, cls: type) -> Parser:
     docs, kinds = field_docs(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         _add_field(parser, verb, field, kinds[field.name], docs.get(field.name, ""))
+    if _takes_preset(cls):
+        parser.add_argument("--preset", dest="preset_", metavar="NAME", help="the same as --set workload.preset=NAME")
     common = parser.add_argument_group("every verb")
     common.add_argument("--config", metavar="FILE", help="settings from a YAML file; the command line wins over it")
     common.add_argument("--set", dest="set_", action="append", metavar="A.B=C", help="any setting by its name")
@@ -65,6 +67,12 @@ def build_parser(name: str, verb: Verb, cls: type) -> Parser:
     common.add_argument("--quiet", dest="quiet_", action="store_true", help="no progress")
     common.add_argument("--dry-run", dest="dry_run_", action="store_true", help="show what would be done, and stop")
     return parser
+
+
+def _takes_preset(cls: type) -> bool:
+    """Whether a preset is the target's, not the verb's own."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return "workload" in names and "preset" not in names
 
 
 def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: Any, doc: str) -> None:
@@ -103,6 +111,7 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     given = vars(build_parser(name, verb, cls).parse_args(arguments))
     common = Common(given.pop("json_", False), given.pop("quiet_", False), given.pop("dry_run_", False))
     file, sets = given.pop("config", None), given.pop("set_", [])
+    sets += [f"workload.preset={given.pop('preset_')}"] if "preset_" in given else []
     values = {key: _joined(value) for key, value in given.items() if value not in (None, [])}
     if verb.many and verb.positional in values:
         values[verb.positional] = given[verb.positional]

@@ -108,7 +108,42 @@ VERBS: dict[str, Verb] = {
         "hotlap.cli.commands:ListConfig",
         "what",
     ),
+    "splat train": Verb(
+        "trains Gaussian splats on a scene's photographs; resumes bit for bit on a CPU",
+        "hotlap splat train my_scene/ --out runs/my_scene --preset default",
+        "hotlap.cli.splat:run_train",
+        "hotlap.splat.config:SplatTrainConfig",
+        "scene",
+    ),
+    "splat eval": Verb(
+        "judges a training on its held-out photographs: PSNR, SSIM, LPIPS, picture by picture",
+        "hotlap splat eval runs/my_scene",
+        "hotlap.cli.splat:run_eval",
+        "hotlap.splat.config:SplatEvalConfig",
+        "run",
+    ),
+    "splat render": Verb(
+        "draws trained splats from held-out cameras, an orbit or a path, as PNG files or a video",
+        "hotlap splat render runs/my_scene --path orbit --out orbit.mp4",
+        "hotlap.cli.splat:run_render",
+        "hotlap.splat.config:SplatRenderConfig",
+        "model",
+    ),
+    "splat export": Verb(
+        "writes trained splats for viewers: .ply, .compressed.ply, .splat, .spz",
+        "hotlap splat export runs/my_scene --out my_scene.spz",
+        "hotlap.cli.splat:run_export",
+        "hotlap.splat.config:SplatExportConfig",
+        "model",
+    ),
+    "splat info": Verb(
+        "what a scene, a training or a file of splats holds",
+        "hotlap splat info my_scene/",
+        "hotlap.cli.splat:run_info",
+        "hotlap.splat.config:SplatInfoConfig",
+        "what",
+    ),
 }
 
-GROUPS: dict[str, str] = {}
+GROUPS: dict[str, str] = {"splat": "Gaussian splats from photographs: trained, judged, drawn, exported"}
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""

@@ -19,7 +19,9 @@ struct Group {
     const float* grad;
     float* first;
     float* second;
-    int width, unused;
+    int width, head;      // columns of a row, and how many of them have the whole rate
+    float tail;           // the others' share of it
+    int unused;
 };
 struct Given {
     Group groups[MAX_GROUPS];
@@ -107,6 +109,7 @@ KERNEL(THREADS, 4) adam_step_kernel(Given given) {
         const Group group = given.groups[g];
         const int size = count * group.width;
         const float rate = given.lrs[g] / correct1;
+        const bool tailed = group.head < group.width;
         const float* moves = given.history + ((given.flush ? now + 1 : now) & 1) * given.num_groups * WINDOW + g * WINDOW;
         for (int e = 4 * thread; e < size; e += 4 * THREADS) {
             const int num = size - e < 4 ? size - e : 4;
@@ -120,11 +123,12 @@ KERNEL(THREADS, 4) adam_step_kernel(Given given) {
             if (!given.flush) grad = read_four(group.grad + at, num);
             UNROLL for (int n = 0; n < 4; n++) {
                 float p = param.at[n], m = first.at[n], v = second.at[n], d = grad.at[n];
+                const float share = tailed && (e + n) % group.width >= group.head ? group.tail : 1.0f;
                 if (MODE && n < num) {
                     const Row& row = rows[(e + n) / group.width];
                     if (row.missed == LEFT_ALONE) continue;
                     if (row.missed > 0) {
-                        if (m != 0.0f) p -= moves[row.slot] * (m / (sqrtf(v) + row.eps));
+                        if (m != 0.0f) p -= share * moves[row.slot] * (m / (sqrtf(v) + row.eps));
                         m *= row.decay1, v *= row.decay2;
                     }
                     d = row.seen ? d : 0.0f;
@@ -132,7 +136,7 @@ KERNEL(THREADS, 4) adam_step_kernel(Given given) {
                 if (!given.flush) {
                     m = given.beta1 * m + (1.0f - given.beta1) * d;
                     v = given.beta2 * v + (1.0f - given.beta2) * d * d;
-                    p -= rate * (m / (sqrtf(v) / root2 + given.eps));
+                    p -= share * rate * (m / (sqrtf(v) / root2 + given.eps));
                 }
                 param.at[n] = p, first.at[n] = m, second.at[n] = v;
             }

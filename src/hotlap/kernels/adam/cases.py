@@ -36,12 +36,15 @@ class AdamCase:
     """As in ``AdamConfig``."""
     chance: float = 1.0
     """That a row is visible; each row's own is this to the power of 0 to 3, and the last row is visible only once."""
+    tails: tuple[tuple[int, tuple[int, float]], ...] = ()
+    """As in ``make_adam_state``."""
     dtype: torch.dtype = torch.float32
     """Of the parameters."""
 
     @property
     def id(self) -> str:
-        return f"n{self.rows}-t{self.steps}-{self.mode}-eps{self.eps:g}-visible{self.chance:g}"
+        tails = "-tails" if self.tails else ""
+        return f"n{self.rows}-t{self.steps}-{self.mode}-eps{self.eps:g}-visible{self.chance:g}{tails}"
 
     @property
     def config(self) -> AdamConfig:
@@ -52,7 +55,7 @@ class AdamCase:
         generator = torch.Generator().manual_seed(0)
         params = [SHIFT * torch.randn((self.rows, *width), generator=generator) for width in self.widths]
         lrs = [0.01 / (n + 1) for n in range(len(params))]
-        return make_adam_state([param.to(device, self.dtype) for param in params], lrs, self.config)
+        return make_adam_state([param.to(device, self.dtype) for param in params], lrs, self.config, dict(self.tails))
 
     def make_steps(self, device: torch.device) -> Iterator[tuple[list[Tensor], Tensor, float]]:
         """For each step the gradients, which rows are visible, and a factor for the rates, which fall.
@@ -85,6 +88,8 @@ CASES = (
     AdamCase(rows=131, steps=7, eps=1e-8),
     AdamCase(rows=131, steps=7, mode="selective", chance=0.5),
     AdamCase(rows=37, steps=6, mode="lazy", chance=0.5),
+    AdamCase(rows=131, steps=3, widths=((3,), (4, 3)), tails=((1, (3, 0.05)),)),
+    AdamCase(rows=37, steps=6, mode="lazy", chance=0.5, widths=((5, 3), (3,)), tails=((0, (3, 0.05)),)),
     AdamCase(rows=131, steps=300, mode="lazy", chance=0.3, widths=((3,), (2,))),
 )
 """Nothing, one, a prime that fills no block, and so many steps that rows are behind by more than the window."""

@@ -65,13 +65,14 @@ def _run(
     root2 = sqrt(-expm1(now * log(config.beta2)))
     for n, param in enumerate(state.params):
         rate = state.lrs[n].item() / -expm1(now * log(config.beta1))
-        numbers = np.array([rate, root2, config.eps, log(config.beta2)], np.float32)
+        head, tail = state.tails[n] if state.tails else (prod(param.shape[1:]), 1.0)
+        numbers = np.array([rate, root2, config.eps, log(config.beta2), tail], np.float32)
         moves = history[n].numpy() if lazy else tables[1]
         width = prod(param.shape[1:])
         grad = param if grads is None else grads[n].detach().contiguous()
         flat = [t.view(-1) for t in (param, grad, torch.zeros(width), state.first[n], state.second[n])]
         given = (*(t.numpy() for t in flat), missed, seen, last, moves, *tables, numbers, grads is None)
-        in_threads(adam_step_kernel, state.num_rows, width, *given)
+        in_threads(adam_step_kernel, state.num_rows, width, head, *given)
     if lazy:
         last[missed >= 0] = now
 

@@ -32,15 +32,16 @@ def _step(param, grad, first, second, betas, rate, root2, eps):
 
 @njit(**FAST)
 def adam_step_kernel(
-    begin, stop, width, param, grad, none, first, second, missed, seen, last, moves, decays, betas, numbers, flush
+    begin, stop, width, head, param, grad, none, first, second, missed, seen, last, moves, decays, betas, numbers, flush
 ):
     """Rows ``begin`` to ``stop`` of a parameter, all numbers in one row; a row has ``width`` of them.
 
     ``missed`` [N] is how many steps a row is behind, -1 for one to leave alone. ``moves`` [256] is how far they take a
     row, by its last step, and ``decays`` [257, 2] what they do to its means. Neighbours with gradients are stepped
-    together: short rows alone would keep the processor's wide instructions idle.
+    together: short rows alone would keep the processor's wide instructions idle. Columns behind the first ``head`` have
+    a share of the rate, and are stepped apart.
     """
-    rate, root2, eps, log_beta2 = numbers[0], numbers[1], numbers[2], float(numbers[3])
+    rate, root2, eps, log_beta2, tail = numbers[0], numbers[1], numbers[2], float(numbers[3]), numbers[4]
     row = begin
     while row < stop:
         if missed[row] < 0:
@@ -52,11 +53,16 @@ def adam_step_kernel(
                 a, b = end * width, (end + 1) * width
                 d1, d2 = decays[missed[end], 0], decays[missed[end], 1]
                 eps_then = eps * np.float32(np.sqrt(-np.expm1(last[end] * log_beta2)))
-                _catch_up(param[a:b], first[a:b], second[a:b], moves[last[end] % moves.size], d1, d2, eps_then)
+                move, c = moves[last[end] % moves.size], a + head
+                _catch_up(param[a:c], first[a:c], second[a:c], move, d1, d2, eps_then)
+                _catch_up(param[c:b], first[c:b], second[c:b], tail * move, d1, d2, eps_then)
             end += 1
-            if not seen[row]:
+            if not seen[row] or head < width:
                 break  # there is but one row of zeros
         a, b = row * width, end * width
+        c = b if head == width else a + head
         if not flush:
-            _step(param[a:b], grad[a:b] if seen[row] else none, first[a:b], second[a:b], betas, rate, root2, eps)
+            given = grad[a:b] if seen[row] else none
+            _step(param[a:c], given[: c - a], first[a:c], second[a:c], betas, rate, root2, eps)
+            _step(param[c:b], given[c - a :], first[c:b], second[c:b], betas, tail * rate, root2, eps)
         row = end

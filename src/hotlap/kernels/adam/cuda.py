@@ -54,8 +54,9 @@ def _launch(state: AdamState, grads: Sequence[Tensor] | None, config: AdamConfig
         gradient = 0 if grads is None else grads[n].data_ptr()
         four = (param.data_ptr(), gradient, state.first[n].data_ptr(), state.second[n].data_ptr())
         addresses += four
-        groups += struct.pack("PPPPii", *four, math.prod(param.shape[1:]), 0)
-    groups += bytes(struct.calcsize("PPPPii") * (MAX_GROUPS - len(state.params)))
+        width = math.prod(param.shape[1:])
+        groups += struct.pack("PPPPiifi", *four, width, *(state.tails[n] if state.tails else (width, 1.0)), 0)
+    groups += bytes(struct.calcsize("PPPPiifi") * (MAX_GROUPS - len(state.params)))
     seen = None if visible is None else visible.contiguous().view(torch.uint8)
     tensors = [state.lrs, state.step, state.last, state.history, seen]
     given = groups + struct.pack(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -30,7 +31,11 @@ def adam_step_ref(
         grad = torch.where(seen, grads[n], 0.0)
         mean = config.beta1 * first + (1 - config.beta1) * grad
         squares = config.beta2 * second + (1 - config.beta2) * grad**2
-        moved = param - state.lrs[n] / correct1 * mean / ((squares / correct2).sqrt() + config.eps)
+        shares = param.new_ones(prod(param.shape[1:]))
+        if state.tails:
+            shares[state.tails[n][0] :] = state.tails[n][1]
+        rates = state.lrs[n] * shares.view(param.shape[1:])
+        moved = param - rates / correct1 * mean / ((squares / correct2).sqrt() + config.eps)
         changed = seen | torch.tensor(config.mode != "selective", device=seen.device)
         first.copy_(torch.where(changed, mean, first))
         second.copy_(torch.where(changed, squares, second))

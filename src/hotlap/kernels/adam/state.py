@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -62,14 +63,26 @@ class AdamState:
     history: Tensor
     """[2, G, 256] lazy: how far a row moves that was left alone since one of the last 256 steps, for a ratio 1 of
     mean gradient and root of mean squared gradient. A step reads the half that the step before wrote."""
+    tails: tuple[tuple[int, float], ...] = ()
+    """For each parameter the numbers at the front of a row that have its whole rate, and the share of it that those
+    behind them have: spherical harmonics are one parameter, and their constant learns faster. Empty: all the same."""
 
     @property
     def num_rows(self) -> int:
         return self.params[0].shape[0]
 
 
-def make_adam_state(params: Sequence[Tensor], lrs: Sequence[float], config: AdamConfig) -> AdamState:
-    """A state before its first step. The parameters themselves are kept, and steps change them in place."""
+def make_adam_state(
+    params: Sequence[Tensor],
+    lrs: Sequence[float],
+    config: AdamConfig,
+    tails: Mapping[int, tuple[int, float]] | None = None,
+) -> AdamState:
+    """A state before its first step. The parameters themselves are kept, and steps change them in place.
+
+    ``tails`` says of a parameter, by its place, how many numbers of a row have the whole rate, and which share of it
+    the others have.
+    """
     if not 1 <= len(params) <= MAX_GROUPS:
         raise ShapeError(f"len(params) = {len(params)} is not valid", expected=f"1 to {MAX_GROUPS} parameters")
     if len(lrs) != len(params):
@@ -81,6 +94,13 @@ def make_adam_state(params: Sequence[Tensor], lrs: Sequence[float], config: Adam
                 f"params[{n}] is {param.dtype} {list(param.shape)} with strides {list(param.stride())}",
                 expected=f"{like.dtype} [{rows}, ...] without gaps, like params[0]",
             )
+    widths = [prod(param.shape[1:]) for param in params]
+    for n, (head, share) in (tails or {}).items():
+        if not (0 <= n < len(params) and 0 <= head <= widths[n]) or share < 0:
+            raise ShapeError(
+                f"tails[{n}] = {(head, share)} is not valid",
+                expected=f"a parameter below {len(params)}, at most the numbers of its row, and a share of 0 or more",
+            )
     lazy = config.mode == "lazy"
     return AdamState(
         params=tuple(param.detach() for param in params),
@@ -90,6 +110,7 @@ def make_adam_state(params: Sequence[Tensor], lrs: Sequence[float], config: Adam
         step=torch.zeros((), dtype=torch.int32, device=like.device),
         last=torch.zeros(rows if lazy else 0, dtype=torch.int32, device=like.device),
         history=torch.zeros(2, len(params) if lazy else 0, WINDOW, dtype=like.dtype, device=like.device),
+        tails=tuple(tails.get(n, (width, 1.0)) for n, width in enumerate(widths)) if tails else (),
     )
 
 

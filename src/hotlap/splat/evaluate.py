@@ -1,0 +1,56 @@
+"""``hotlap splat eval``: trained splats judged on pictures, picture by picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotlap.base.errors import ConfigError, DataError
+from hotlap.base.events import Emit, ignore
+from hotlap.device.probe import get_device
+from hotlap.engine.durable import write_durably
+from hotlap.splat.cameras import pack_cameras
+from hotlap.splat.config import SplatEvalConfig
+from hotlap.splat.judge import mean_scores, why_no_lpips
+from hotlap.splat.opened import open_splats
+from hotlap.splat.outcome import REMEDY, judge_all
+from hotlap.splat.pictures import Pictures, load_scaled
+from hotlap.splat.stage import open_scene, split_views
+
+FOLDERS = {False: "eval", True: "eval_train"}
+
+
+def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
+    """Mean scores and those of each picture; also in ``eval/results.json`` with a table and pictures beside it."""
+    if not config.run or not Path(config.run).is_dir():
+        raise ConfigError(f"run = {config.run!r} is no folder", expected="the folder of a training")
+    opened, device = open_splats(config.run, "run"), get_device(config.device)
+    assert opened.config is not None
+    assert opened.folder is not None
+    settings = dataclasses.replace(opened.config, scene=config.scene or opened.config.scene)
+    train, held_out = split_views(open_scene(settings), settings)
+    views = train if config.train_views else held_out
+    if not views:
+        raise DataError(f"the training in {config.run!r} held no picture out", remedy="Judge by --train-views")
+    pictures = Pictures(views, partial(load_scaled, scale=settings.scale, max_side=settings.max_side), device, "disk")
+    try:
+        cameras = pack_cameras(views, pictures.pinholes, device)
+        folder = opened.folder / FOLDERS[config.train_views]
+        folder.mkdir(parents=True, exist_ok=True)
+        with torch.no_grad():
+            model = opened.model(device)
+            scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=config.lpips, emit=emit)
+    finally:
+        pictures.close()
+    found = {
+        "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
+        "mean": mean_scores(scores), "lpips": (why_no_lpips() or "alex") if config.lpips else "not asked for",
+        "images": [vars(score) for score in scores],
+    }  # fmt: skip
+    write_durably(folder / "results.json", json.dumps(found, indent=1).encode() + b"\n", remedy=REMEDY)
+    return found

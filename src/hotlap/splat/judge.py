@@ -1,0 +1,122 @@
+"""Splats drawn from a camera, and pictures of them judged beside the photographs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.splat.frame import Splats, View
+from hotlap.kernels.splat.op import splat
+from hotlap.kernels.ssim.op import ssim
+from hotlap.splat.cameras import Cameras
+from hotlap.splat.config import LEARNABLE
+from hotlap.splat.pictures import Pictures
+
+MAX_PSNR = 100.0
+"""Of pictures that are equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How near one picture is to its photograph."""
+
+    name: str
+    psnr: float
+    ssim: float
+    lpips: float | None = None
+    """Of the net alex; None where it was not asked for or cannot be had."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """Splats that can be drawn."""
+
+    params: Mapping[str, Tensor]
+    """Raw, by name, [N, ...] each."""
+    background: Tensor | None
+    """[1, 3]; None: black."""
+    antialiased: bool = False
+    sh_degree: int | None = None
+    """Degree in use; None for all there are."""
+
+    @property
+    def degree(self) -> int:
+        most = math.isqrt(self.params["colors"].shape[1]) - 1
+        return most if self.sh_degree is None else min(most, self.sh_degree)
+
+    @torch.no_grad()
+    def draw(self, pose: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:  # [4, 4], [3, 3] -> [H, W, 3]
+        """The picture from one camera; it may leave 0 to 1."""
+        own = {name: self.params[name] for name in LEARNABLE}
+        splats = Splats(**own, viewmats=pose[None], Ks=intrinsics[None], backgrounds=self.background)
+        view = View(height=height, width=width, sh_degree=self.degree, raw=True, antialiased=self.antialiased)
+        return splat(splats, view).colors[0]
+
+
+def judged(
+    model: Model, cameras: Cameras, pictures: Pictures, which: Sequence[int], *, lpips: bool = False
+) -> Iterator[tuple[Score, Tensor, Tensor]]:
+    """For some views by number: the score, the picture drawn [H, W, 3] and the photograph [H, W, 3] uint8."""
+    for number in which:
+        height, width = cameras.sizes[number]
+        drawn = model.draw(cameras.viewmats[number], cameras.Ks[number], height, width).clamp(0, 1)
+        picture = pictures[number]
+        photograph = picture.image.to(drawn.device)
+        mask = None if picture.mask is None else picture.mask.to(drawn.device)
+        score = Score(
+            name=cameras.names[number],
+            psnr=psnr(drawn, photograph, mask),
+            ssim=float(ssim(drawn[None], photograph[None], mask=None if mask is None else mask[None])),
+            lpips=_lpips(drawn, photograph) if lpips and not why_no_lpips() else None,
+        )
+        yield score, drawn, photograph
+
+
+def psnr(drawn: Tensor, photograph: Tensor, mask: Tensor | None = None) -> float:  # [H, W, 3] twice, [H, W]
+    """Peak signal-to-noise ratio in dB over the pixels that count; 100 for equal pictures."""
+    squares = (drawn - photograph.to(drawn.dtype) / 255).square()
+    mean = squares.mean() if mask is None else (squares * mask[..., None]).sum() / (3 * mask.sum()).clamp(min=1)
+    error = float(mean)
+    return MAX_PSNR if error <= 10 ** (-MAX_PSNR / 10) else -10 * math.log10(error)
+
+
+def mean_scores(scores: Sequence[Score]) -> dict[str, float]:
+    """The mean of each measure over the pictures that have it."""
+    found = {}
+    for name in ("psnr", "ssim", "lpips"):
+        values = [value for score in scores if (value := getattr(score, name)) is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found
+
+
+@cache
+def why_no_lpips() -> str:
+    """Why LPIPS cannot be computed here; '' if it can."""
+    if find_spec("lpips") is None:
+        return "the package lpips is not installed"
+    try:
+        _net("cpu")
+    except Exception as error:  # noqa: BLE001 - its weights may fail to download or to load in many ways
+        return f"its weights cannot be had: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return ""
+
+
+@cache
+def _net(device: str) -> Any:
+    import lpips
+
+    return lpips.LPIPS(net="alex", verbose=False).to(device).eval()
+
+
+@torch.no_grad()
+def _lpips(drawn: Tensor, photograph: Tensor) -> float:
+    pair = [2 * picture.permute(2, 0, 1)[None] - 1 for picture in (drawn, photograph / 255)]
+    return float(_net(str(drawn.device))(*pair))

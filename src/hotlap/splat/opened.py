@@ -1,0 +1,131 @@
+"""Trained splats found again: by the folder of their training, or as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.settings import Layer, resolve
+from hotlap.data.scene import read_scene
+from hotlap.data.splats import Splats, read_splats
+from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
+from hotlap.splat.judge import Model
+from hotlap.splat.outcome import MODEL, RESULTS, as_model
+from hotlap.splat.train import SETTINGS, read_settings
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Opened:
+    """Splats from disk and, if a training's folder was named, how they were trained."""
+
+    splats: Splats
+    file: Path
+    folder: Path | None = None
+    config: SplatTrainConfig | None = None
+    results: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def model(self, device: torch.device) -> Model:
+        """Ready to be drawn; a training's background and antialiasing come with it."""
+        plain = as_model(self.splats, device, self.results.get("background"))
+        return dataclasses.replace(plain, antialiased=self.config.antialiased if self.config else False)
+
+
+def open_splats(where: str, what: str = "model") -> Opened:
+    """The splats of a training's folder, or of a file."""
+    if not where:
+        raise ConfigError(f"no {what} was given", remedy="Name the folder of a training, or a file of splats")
+    path = Path(where)
+    if path.is_dir():
+        config = read_config(path)
+        file = path / MODEL
+        if not file.is_file():
+            raise RecordError(f"the training in {str(path)!r} has no {MODEL}", remedy="Let it end: --resume goes on")
+        return Opened(splats=read_splats(file), file=file, folder=path, config=config, results=_results(path))
+    return Opened(splats=read_splats(path), file=path)
+
+
+def read_config(folder: Path) -> SplatTrainConfig:
+    """The settings that a training was begun with."""
+    settings = {name: value for name, value in read_settings(folder).items() if name in FIELDS}
+    return resolve(SplatTrainConfig, [Layer(f"{folder / SETTINGS}", settings)]).config
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise RecordError(f"{str(folder / RESULTS)!r} is not whole JSON ({error})") from error
+    return found if isinstance(found, dict) else {}
+
+
+def export(config: SplatExportConfig) -> Path:
+    """The file that was written, in the format its name asks for."""
+    from hotlap.data.splats import write_splats
+
+    if not config.out:
+        raise ConfigError("no out was given", remedy="Name the file to write, as --out scene.spz")
+    opened = open_splats(config.model)
+    splats = opened.splats
+    if config.min_opacity:
+        if not 0 < config.min_opacity < 1:
+            raise ConfigError(f"min_opacity = {config.min_opacity:g} is not valid", expected="0 to below 1")
+        opacities = torch.sigmoid(torch.from_numpy(splats.logit_opacities)).numpy()
+        splats = splats.take(opacities >= config.min_opacity)
+    if config.sh_degree is not None:
+        splats = splats.with_degree(config.sh_degree)
+    write_splats(config.out, splats)
+    return Path(config.out)
+
+
+def info(config: SplatInfoConfig) -> dict[str, Any]:
+    """What a scene, a training or a file of splats holds, by name."""
+    if not config.what:
+        raise ConfigError("nothing was named", remedy="Name a scene, the folder of a training or a file of splats")
+    path = Path(config.what)
+    if not path.exists():
+        raise DataError(f"{config.what!r} does not exist")
+    if path.is_dir() and not (path / SETTINGS).is_file():
+        return _scene_info(path)
+    opened = open_splats(config.what, "what")
+    found = {"file": str(opened.file), **splats_info(opened.splats)}
+    if opened.config is not None:
+        wanted = ("status", "steps", "seconds", "held_out", "background", "device")
+        found |= {"scene": opened.config.scene, "preset": opened.config.preset}
+        found |= {name: opened.results[name] for name in wanted if name in opened.results}
+    return found
+
+
+def _scene_info(path: Path) -> dict[str, Any]:
+    scene = read_scene(path, skip_missing=True)
+    train, held_out = scene.split()
+    sizes = sorted({(view.camera.width, view.camera.height) for view in scene.views})
+    return {
+        "scene": str(path), "pictures": len(scene.views), "train": len(train), "held_out": len(held_out),
+        "sizes": [f"{width}x{height}" for width, height in sizes[:4]], "points": len(scene.points),
+        "distorted": sum(view.lens is not None for view in scene.views),
+        "masks": sum(view.mask is not None for view in scene.views), "notes": list(scene.notes()),
+    }  # fmt: skip
+
+
+def splats_info(splats: Splats) -> dict[str, Any]:
+    """Splats in a few numbers."""
+    opacities = torch.sigmoid(torch.from_numpy(splats.logit_opacities))
+    bad = int(splats.bad().sum())
+    found: dict[str, Any] = {"splats": len(splats), "sh_degree": splats.sh_degree, "bad_splats": bad}
+    if len(splats) > bad:
+        good = splats.take(~splats.bad())
+        means, scales = torch.from_numpy(good.means), torch.from_numpy(good.log_scales)
+        found |= {
+            "low": means.amin(0).tolist(), "high": means.amax(0).tolist(),
+            "opacity_median": float(opacities.median()), "scale_median": float(scales.median().exp()),
+            "anisotropy_median": float((scales.amax(1) - scales.amin(1)).median().exp()),
+        }  # fmt: skip
+    return found

@@ -1,0 +1,190 @@
+"""``hotlap splat render``: trained splats drawn from their held-out cameras, an orbit, or a path in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotlap.base import events
+from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable
+from hotlap.base.events import Emit, ignore
+from hotlap.data.scene import Pinhole
+from hotlap.device.probe import get_device
+from hotlap.splat.album import as_bytes, save_picture
+from hotlap.splat.cameras import look_at, orbit
+from hotlap.splat.config import SplatRenderConfig
+from hotlap.splat.judge import Model
+from hotlap.splat.opened import Opened, open_splats
+from hotlap.splat.outcome import as_model
+from hotlap.splat.pictures import planned_camera
+from hotlap.splat.stage import open_scene, split_views
+
+PLAIN_SIZE = (640, 480)
+"""Width and height where nothing else says."""
+VIDEO = ".mp4"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shot:
+    """One camera to draw from."""
+
+    name: str
+    pose: np.ndarray
+    """[4, 4] camera from world."""
+    camera: Pinhole
+
+
+def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
+    """The files that were written: PNG files, or one video."""
+    opened, device = open_splats(config.model), get_device(config.device)
+    shots = _sized(find_shots(config, opened), config)
+    model = opened.model(device)
+    if config.background != "auto":
+        behind = [1.0, 1.0, 1.0] if config.background == "white" else None
+        model = dataclasses.replace(as_model(opened.splats, device, behind), antialiased=model.antialiased)
+    out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
+    emit(events.start("render", len(shots)))
+    frames = _frames(model, shots, device, emit)
+    if out.suffix.lower() == VIDEO:
+        return [write_video(out, frames, config.fps)]
+    written = []
+    for shot, picture in zip(shots, frames, strict=True):
+        path = out / f"{Path(shot.name).stem}.png"
+        save_picture(path, picture)
+        written.append(path)
+    return written
+
+
+def _frames(model: Model, shots: list[Shot], device: torch.device, emit: Emit) -> Iterator[np.ndarray]:
+    for number, shot in enumerate(shots):
+        pose = torch.from_numpy(shot.pose.astype(np.float32)).to(device)
+        intrinsics = torch.from_numpy(shot.camera.matrix().astype(np.float32)).to(device)
+        yield as_bytes(model.draw(pose, intrinsics, shot.camera.height, shot.camera.width))
+        emit(events.advance("render", number + 1, len(shots)))
+    emit(events.finish("render"))
+
+
+def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
+    """The cameras that the settings ask for."""
+    if config.frames < 1 or config.fps < 1:
+        raise ConfigError(f"frames = {config.frames}, fps = {config.fps} are not valid", expected="at least 1")
+    if config.path == "orbit":
+        return _orbit_shots(config, opened)
+    if config.path != "views":
+        return read_path(Path(config.path))
+    if opened.config is None:
+        raise ConfigError(
+            f"path = 'views' with model = {config.model!r}",
+            expected="the folder of a training, whose views are known",
+            remedy="Take --path orbit or a JSON file of cameras",
+        )
+    train, held_out = split_views(open_scene(opened.config), opened.config)
+    scale, max_side = opened.config.scale, opened.config.max_side
+    return [
+        Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
+        for view in held_out or train
+    ]
+
+
+def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
+    """Around what a training's cameras look at; around the middle of the splats where no cameras are known."""
+    good = opened.splats.take(~opened.splats.bad())
+    if opened.config is not None:
+        scene = open_scene(opened.config)
+        poses = orbit(scene.views, scene.points, config.frames)
+        camera = planned_camera(scene.views[0], opened.config.scale, opened.config.max_side)
+    else:
+        if not len(good):
+            raise DataError(f"model = {config.model!r} has no splat that can be drawn")
+        middle = np.median(good.means, axis=0).astype(float)
+        radius = 3 * float(np.median(np.linalg.norm(good.means - middle, axis=1))) or 1.0
+        up = np.array([0.0, -1.0, 0.0])
+        turns = [2 * math.pi * n / config.frames for n in range(config.frames)]
+        places = [middle + radius * np.array([math.cos(turn), -0.3, math.sin(turn)]) for turn in turns]
+        poses = np.stack([look_at(place, middle, up) for place in places])
+        width, height = PLAIN_SIZE
+        camera = Pinhole(width=width, height=height, fx=width, fy=width, cx=width / 2, cy=height / 2)
+    return [Shot(name=f"orbit_{n:04d}", pose=pose, camera=camera) for n, pose in enumerate(poses)]
+
+
+def read_path(path: Path) -> list[Shot]:
+    """The cameras of a JSON file: a list of {width, height, fx, fy, [cx, cy], position, rotation (world from camera)},
+    as ``cameras.json`` of a training has them, or with camera_from_world as four rows in place of the last two.
+    """
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"path = {str(path)!r} cannot be read: {error.strerror or error}", expected="views, orbit or a JSON file"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"path = {str(path)!r} is no JSON: {error}") from error
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"path = {str(path)!r} holds no list of cameras")
+    return [_read_shot(path, number, row) for number, row in enumerate(rows)]
+
+
+def _read_shot(path: Path, number: int, row: Any) -> Shot:
+    try:
+        width, height = int(row["width"]), int(row["height"])
+        camera = Pinhole(
+            width=width, height=height, fx=float(row["fx"]), fy=float(row["fy"]),
+            cx=float(row.get("cx", width / 2)), cy=float(row.get("cy", height / 2)),
+        )  # fmt: skip
+        if "camera_from_world" in row:
+            pose = np.array(row["camera_from_world"], dtype=float).reshape(4, 4)
+        else:
+            turn = np.array(row["rotation"], dtype=float).reshape(3, 3).T
+            pose = np.eye(4)
+            pose[:3, :3], pose[:3, 3] = turn, -turn @ np.array(row["position"], dtype=float).reshape(3)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"camera {number} of {str(path)!r} is malformed: {type(error).__name__} {error}") from error
+    if not np.isfinite(pose).all():
+        raise DataError(f"camera {number} of {str(path)!r} has a pose that is not finite")
+    return Shot(name=f"frame_{number:04d}", pose=pose, camera=camera)
+
+
+def _sized(shots: list[Shot], config: SplatRenderConfig) -> list[Shot]:
+    """The same cameras at the size that was asked for."""
+    for name, value in (("width", config.width), ("height", config.height)):
+        if value is not None and not 1 <= value <= 16384:
+            raise ConfigError(f"{name} = {value} is not valid", expected="1 to 16384")
+    if config.width is None and config.height is None:
+        return shots
+    sized = []
+    for shot in shots:
+        width = config.width or max(1, round(shot.camera.width * (config.height or 1) / shot.camera.height))
+        height = config.height or max(1, round(shot.camera.height * width / shot.camera.width))
+        sized.append(dataclasses.replace(shot, camera=shot.camera.scaled_to(width, height)))
+    return sized
+
+
+def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
+    """An MP4 file of the pictures, H.264, cut to even sizes as it asks for."""
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise EnvironmentUnusable(
+            f"out = {str(path)!r} needs imageio-ffmpeg, which is not installed",
+            remedy="pip install 'hotlap[video]', or name a folder for PNG files",
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = None
+    for frame in frames:
+        even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
+        if writer is None:
+            size = (even.shape[1], even.shape[0])
+            writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, quality=8)
+            writer.send(None)
+        writer.send(even.tobytes())
+    if writer is not None:
+        writer.close()
+    return path

@@ -1,0 +1,78 @@
+"""Several processes that train one model, each with a camera of its own at every step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hotlap.engine.place import Place
+from hotlap.splat.state import SplatState
+
+
+class Team(Protocol):
+    """The processes that share each step."""
+
+    rank: int
+    size: int
+
+    def reduce(self, grads: dict[str, Tensor], visible: Tensor) -> None:
+        """Gradients become their mean over all processes, and visible what any of them has seen, in place."""
+
+    def share_stats(self, state: SplatState) -> None:
+        """Densification's statistics become those of all cameras, in every process."""
+
+    def mean(self, value: float) -> float:
+        """The mean over all processes."""
+
+    def wait(self) -> None:
+        """Returns when all processes have come here."""
+
+
+class Alone:
+    """One process."""
+
+    rank, size = 0, 1
+
+    def reduce(self, grads: dict[str, Tensor], visible: Tensor) -> None:
+        """Nothing: there is nobody else."""
+
+    def share_stats(self, state: SplatState) -> None:
+        """Nothing: they are all there are."""
+
+    def mean(self, value: float) -> float:
+        return value
+
+    def wait(self) -> None:
+        """Nothing: there is nobody else."""
+
+
+class Together:
+    """The processes that torchrun started."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        self.rank, self.size, self.device = place.rank, place.size, device
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+    def reduce(self, grads: dict[str, Tensor], visible: Tensor) -> None:
+        for name, grad in grads.items():
+            if name not in ("means2d", "means2d_abs", "viewmats"):  # statistics and poses are each camera's own
+                dist.all_reduce(grad)
+                grad.div_(self.size)
+        dist.all_reduce(visible.view(torch.uint8), dist.ReduceOp.MAX)
+
+    def share_stats(self, state: SplatState) -> None:
+        for name in ("stats.grad", "stats.count", "stats.world"):
+            dist.all_reduce(state[name])
+        dist.all_reduce(state["stats.max_radius"], dist.ReduceOp.MAX)
+
+    def mean(self, value: float) -> float:
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total) / self.size
+
+    def wait(self) -> None:
+        dist.barrier()

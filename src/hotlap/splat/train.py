@@ -1,0 +1,271 @@
+"""``hotlap splat train``: a folder with checkpoints and metrics while it runs, a model and its scores at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotlap.base import events
+from hotlap.base.errors import ConfigError, HotlapError, RecordError, StorageError
+from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_number, format_s
+from hotlap.device.probe import get_device
+from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.durable import write_durably
+from hotlap.engine.journal import Journal
+from hotlap.engine.place import find_place
+from hotlap.records.codec import encode
+from hotlap.records.environment import capture
+from hotlap.records.measurement import Verdict
+from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.guard import Stopped
+from hotlap.splat.outcome import close_training
+from hotlap.splat.stage import Stage, open_stage
+from hotlap.splat.strategy import Explosion
+from hotlap.splat.team import Team, Together
+from hotlap.splat.trainer import Trainer, next_stop
+
+CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
+FREE = (
+    "out", "resume", "device", "images_on", "graph", "eval_every", "max_test_views", "keep", "log_every", "pictures",
+    "abort_psnr_drop", "abort_growth", "checkpoint_every",
+)  # fmt: skip
+"""Settings that do not change what is trained, so that a resumed training may have others."""
+SAVE_EVERY_S = 120.0
+"""Between checkpoints, where no number of steps is asked for."""
+REMEDY = "Free some space or choose another folder with --out"
+
+Watch = Callable[[int, Trainer], None]
+"""Called after every ``log_every`` steps, as a viewer asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """A training that is over."""
+
+    record: RunRecord
+    folder: Path
+    trainer: Trainer
+
+
+def train(
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
+) -> RunRecord:
+    """Trains splats; the record's folder holds the model, its scores, pictures of both, checkpoints and metrics."""
+    return train_model(config, emit, sources=sources, watch=watch).record
+
+
+def train_model(
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
+) -> Trained:
+    """The same, with the trained model at hand."""
+    place = find_place()
+    device = get_device(config.device)
+    if place is not None and device.type == "cuda":
+        device = torch.device("cuda", place.local_rank)
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    team: Team | None = Together(place, device) if place is not None else None
+    leads = team is None or team.rank == 0
+    _check_folder(config)
+    stage = open_stage(config, device, emit if leads else ignore)
+    try:
+        folder = _open_folder(config) if leads else Path(config.out or ".")
+        trainer = Trainer(config, stage, device, emit if leads else ignore, team)
+        keeper = Keeper(config, folder, trainer, emit, writes=leads)
+        record = keeper.begin(sources or {})
+        keeper.resume()
+        return Trained(record=_follow(keeper, record, stage, watch), folder=folder, trainer=trainer)
+    finally:
+        stage.close()
+
+
+def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None) -> RunRecord:
+    """The record of a training that has been brought to its end, whatever that is."""
+    status, why = "complete", ""
+    try:
+        keeper.fit(watch)
+    except (Stopped, Explosion) as error:
+        status, why = "stopped", str(error)
+        keeper.emit(events.warn(f"stopped: {why}"))
+        keeper.take_best()
+    except KeyboardInterrupt:
+        keeper.save(None)
+        keeper.close(record, "interrupted", "Stopped at once; --resume goes on from the last checkpoint.", {})
+        raise
+    except HotlapError as error:
+        keeper.close(record, "failed", str(error), {})
+        raise
+    outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
+    return keeper.close(record, status, why, outcome)
+
+
+class Keeper:
+    """Runs a trainer and keeps what it leaves behind; of several processes one writes."""
+
+    def __init__(self, config: SplatTrainConfig, folder: Path, trainer: Trainer, emit: Emit, *, writes: bool) -> None:
+        self.config, self.folder, self.trainer, self.writes = config, folder, trainer, writes
+        self.emit = emit if writes else ignore
+        self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
+        self._saved_at = time.monotonic()
+
+    def begin(self, sources: dict[str, str]) -> RunRecord:
+        name = Path(self.config.scene).resolve().name or self.config.scene
+        record = begin("splat", name, self.config, sources, capture(import_torch=False))
+        return save(record, self.folder) if self.writes else record
+
+    def resume(self) -> None:
+        """Takes the newest checkpoint, if there should be one."""
+        if not self.config.resume:
+            return
+        found = self.store.load("latest", map_location="cpu")
+        if found is None:
+            raise RecordError(f"no checkpoint in {str(self.store.folder)!r}", remedy="Leave --resume out to begin anew")
+        self.trainer.load_state_dict(found.state)
+        self.emit(events.note(f"went on from step {found.step}"))
+
+    def fit(self, watch: Watch | None) -> None:
+        """Makes all steps that are left."""
+        trainer, config = self.trainer, self.config
+        resumed = trainer.step if config.resume else None
+        journal = Journal(self.folder, resume_step=resumed) if self.writes else None
+        self.emit(events.start("train", config.steps))
+        try:
+            while trainer.step < config.steps:
+                trainer.run(next_stop(trainer.step, config))
+                self._pause(journal, watch)
+        finally:
+            if journal is not None:
+                journal.close()
+            self.emit(events.finish("train"))
+
+    def _pause(self, journal: Journal | None, watch: Watch | None) -> None:
+        """What is due after this step: a row of metrics, a judgement, a checkpoint."""
+        trainer, config, step = self.trainer, self.config, self.trainer.step
+        epoch = step * trainer.team.size // len(trainer.stage.cameras)
+        if step % config.log_every == 0 or step == config.steps:
+            values = trainer.look_after()
+            if journal is not None:
+                journal.log(step, epoch, "train", values)
+            told = f"{trainer.state.count} splats, loss {values['loss']:.4f}, {step / trainer.seconds:.1f} steps/s"
+            self.emit(events.advance("train", step, config.steps, told))
+            if watch is not None:
+                watch(step, trainer)
+        scores: dict[str, float] = {}
+        if config.eval_every and step % config.eval_every == 0 and step < config.steps:
+            scores = trainer.judge(config.max_test_views)
+            if journal is not None and scores:
+                journal.log(step, epoch, "eval", scores)
+            if scores:
+                self.emit(events.note(f"step {step}: held-out " + _figures(scores)))
+                trainer.guard.check_psnr(scores["psnr"], step)
+        if self._is_save_due(step):
+            if journal is not None:
+                journal.sync()
+            self.save(scores.get("psnr"))
+
+    def _is_save_due(self, step: int) -> bool:
+        every = self.config.checkpoint_every
+        due = step % every == 0 if every else time.monotonic() - self._saved_at > SAVE_EVERY_S
+        return due or step == self.config.steps
+
+    def save(self, score: float | None) -> None:
+        if self.writes:
+            self.store.save(self.trainer.state_dict(), step=self.trainer.step, score=score, higher_is_better=True)
+            self._saved_at = time.monotonic()
+
+    def take_best(self) -> None:
+        """After a training went wrong: the best checkpoint, or else the last, in place of what it came to."""
+        which = "best" if self.store.best_path() else "latest"
+        found = self.store.load(which, map_location="cpu")
+        if found is not None:
+            self.trainer.load_state_dict(found.state)
+            self.emit(events.note(f"the model is that of step {found.step}"))
+
+    def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
+        if not self.writes:
+            return dataclasses.replace(record, status=status)
+        verdict = _verdict(self.trainer, status, why, outcome)
+        changes = {"status": status, "finished_at": now(), "extra": {"outcome": encode(outcome)}}
+        notes = [why] if why else []
+        return save(dataclasses.replace(record, **changes, notes=notes, verdict=verdict), self.folder)  # type: ignore[arg-type]
+
+
+def _verdict(trainer: Trainer, status: str, why: str, outcome: dict[str, Any]) -> Verdict:
+    parts = [f"{trainer.step} steps in {format_s(trainer.seconds)}", _figures(outcome.get("held_out", {}))]
+    parts += [f"{trainer.state.count} splats"]
+    done = {"complete": "trained "}.get(status, f"{status} after ")
+    headline = done + "; ".join(part for part in parts if part)
+    code = {"complete": 0, "interrupted": 130}.get(status, 1)
+    return Verdict(outcome=status, headline=headline, exit_code=code, lines=[why] if why else [])
+
+
+def _figures(scores: dict[str, float]) -> str:
+    units = {"psnr": "PSNR {} dB", "ssim": "SSIM {}", "lpips": "LPIPS {}"}
+    return ", ".join(units[name].format(format_number(value, 4)) for name, value in scores.items() if name in units)
+
+
+def _check_folder(config: SplatTrainConfig) -> None:
+    """Refuses a folder that holds another training, before anything is read."""
+    if config.resume and not config.out:
+        raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
+    if config.resume:
+        _check_same(config, Path(config.out))
+        return
+    there = CheckpointStore(Path(config.out) / CHECKPOINTS).steps() if config.out else []
+    if there:
+        raise ConfigError(
+            f"out = {config.out!r} holds a training of {there[-1]} steps",
+            remedy="Go on with --resume, or choose another folder",
+        )
+
+
+def _open_folder(config: SplatTrainConfig) -> Path:
+    """The folder of this training, with its settings in it."""
+    name = f"splat-{Path(config.scene).name or config.scene}"
+    folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
+    if config.resume:
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"out = {str(folder)!r} cannot be made: {error.strerror}", remedy=REMEDY) from error
+    write_durably(folder / SETTINGS, json.dumps(encode(config), indent=1).encode() + b"\n", remedy=REMEDY)
+    return folder
+
+
+def _check_same(config: SplatTrainConfig, folder: Path) -> None:
+    """Refuses to go on with settings that would have made another model."""
+    before, after = read_settings(folder), encode(config)
+    for name, value in after.items():
+        if name not in FREE and name in before and before[name] != value:
+            raise ConfigError(
+                f"{name} = {value!r} is not what the training in {str(folder)!r} was begun with",
+                expected=f"{before[name]!r}",
+                remedy="Leave it out, or begin a new training in another folder",
+            )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a training was begun with."""
+    path = folder / SETTINGS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(
+            f"no training at {str(folder)!r}: {error.strerror or error}", expected=f"a folder with {SETTINGS}"
+        ) from error
+    except ValueError as error:
+        raise RecordError(f"{str(path)!r} is not whole JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise RecordError(f"{str(path)!r} holds a {type(found).__name__}", expected="settings by name")
+    return found

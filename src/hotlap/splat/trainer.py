@@ -1,0 +1,202 @@
+"""A training from its first step, or a checkpoint, to its last: steps, densification, judgements, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotlap.base import events
+from hotlap.base.events import Emit
+from hotlap.kernels.adam.state import AdamConfig
+from hotlap.splat.config import LEARNABLE, SplatTrainConfig
+from hotlap.splat.graphed import make_steps
+from hotlap.splat.guard import Guard, health
+from hotlap.splat.judge import Model, judged, mean_scores, psnr
+from hotlap.splat.mcmc import MarkovChain
+from hotlap.splat.small_adam import Background, Exposure, Poses
+from hotlap.splat.stage import Stage
+from hotlap.splat.start import start_splats
+from hotlap.splat.state import SplatState, morton_order
+from hotlap.splat.step import Beside, TrainStep, rates_of
+from hotlap.splat.strategy import Adaptive, Budget, Changed, Fixed, Strategy
+from hotlap.splat.team import Alone, Team
+
+REORDER_GROWTH = 1.2
+"""Splats are put in Morton order again when there are so many times more."""
+LEAST_SIDE = 64
+"""Pictures are not halved to fewer pixels than this."""
+
+Watch = Callable[[int, "Trainer"], None]
+
+
+class Trainer:
+    """One model on one stage; ``step`` steps are done."""
+
+    def __init__(
+        self, config: SplatTrainConfig, stage: Stage, device: torch.device, emit: Emit, team: Team | None = None
+    ) -> None:
+        self.config, self.stage, self.device, self.emit = config, stage, device, emit
+        self.team = team or Alone()
+        start = start_splats(stage.scene, stage.views, config, stage.extent)
+        rates = rates_of(config, stage.extent)
+        room = min(config.most_splats, 2 * len(start["means"])) if config.strategy != "none" else 0
+        self.state = SplatState(start, rates, AdamConfig(mode=config.adam), device, capacity=room)
+        self.state.take(morton_order(self.state.alive("means")))
+        self.beside = make_beside(config, stage, device)
+        self.train_step = TrainStep(
+            self.state, stage.cameras, config, stage.extent, self.beside,
+            with_masks=config.masks and stage.pictures.has_masks,
+            reduce=self.team.reduce if self.team.size > 1 else None,
+        )  # fmt: skip
+        wants_graph = device.type == "cuda" if config.graph is None else config.graph
+        self.steps = make_steps(self.train_step, wants_graph)
+        self.strategy = make_strategy(config, stage.extent, self.state.count)
+        self.guard = Guard(config)
+        self.step = 0
+        self.seconds = 0.0
+        """Spent in steps and densification, without judgements and checkpoints."""
+        self._ordered = self.state.count
+        self._orders: dict[int, list[int]] = {}
+
+    def run(self, until: int) -> None:
+        """Makes steps up to a number of them."""
+        began = time.perf_counter()
+        while self.step < until:
+            self._one()
+            changed = self._densify()
+            if changed is not None and changed.reset:
+                self.guard.last_reset = self.step
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - began
+
+    def _one(self) -> None:
+        place = self.step * self.team.size + self.team.rank
+        number = self.camera_at(place)
+        picture = self.stage.pictures[number]
+        self.stage.pictures.expect(self.camera_at(place + n * self.team.size) for n in range(1, 9))
+        key = (*self.stage.cameras.sizes[number], self.level_at(self.step, self.stage.cameras.sizes[number]))
+        self.train_step.put(key, number, picture.image, picture.mask)
+        self.steps(key, self.train_step.degree_at(self.step))
+        self.shown = key
+        self.step += 1
+
+    def camera_at(self, place: int) -> int:
+        """The picture at a place in the order of all: every epoch shuffled by seed and number alone."""
+        num = len(self.stage.cameras)
+        epoch, at = divmod(place, num)
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + epoch) % 2**63)
+            self._orders = {n: order for n, order in self._orders.items() if n >= epoch - 1}
+            self._orders[epoch] = torch.randperm(num, generator=generator).tolist()
+        return self._orders[epoch][at]
+
+    def level_at(self, step: int, size: tuple[int, int]) -> int:
+        """How often pictures are halved after so many steps."""
+        if not self.config.coarse_first:
+            return 0
+        until = min(self.config.densify_until, self.config.steps) / 2
+        level = 2 if step < until / 2 else 1 if step < until else 0
+        while level and min(size) / 2**level < LEAST_SIDE:
+            level -= 1
+        return level
+
+    def _densify(self) -> Changed | None:
+        due = self.config.densify_every and self.step % self.config.densify_every == 0
+        if due and self.team.size > 1:
+            self.team.share_stats(self.state)
+        changed = self.strategy.after(self.step, self.state)
+        if changed is not None and self.state.count > REORDER_GROWTH * self._ordered:
+            self.state.take(morton_order(self.state.alive("means")))
+            self._ordered = self.state.count
+        return changed
+
+    def look_after(self) -> dict[str, float]:
+        """What is worth logging; puts right what can be, and stops what cannot. Waits for the device."""
+        every = self.config.log_every
+        made = (self.step - 1) % every + 1
+        loss = self.team.mean(self.train_step.read_loss() / made)
+        self.guard.check_loss(loss, self.step)
+        lost = self.guard.remove_lost(self.state, self.step)
+        if lost:
+            self.emit(events.warn(f"step {self.step}: {lost} splats with numbers that are not finite were removed"))
+        if self.steps.look_after():
+            self.emit(events.note(f"step {self.step}: some frames had too little room, and were recorded anew"))
+        frame = self.train_step.frame_of(self.shown)
+        values = {"loss": loss, "psnr": psnr(frame.image[0].clamp(0, 1), frame.target[0])}
+        if self.beside.color is not None:
+            red, green, blue = self.beside.color[0].tolist()
+            values |= {"background_r": red, "background_g": green, "background_b": blue}
+        return values | {"splats": float(self.state.count), **health(self.state)}
+
+    def model(self) -> Model:
+        """The splats as they are now, to be drawn."""
+        self.state.flush()
+        return Model(
+            params={name: self.state.alive(name) for name in LEARNABLE},
+            background=self.beside.color,
+            antialiased=self.config.antialiased,
+            sh_degree=self.train_step.degree_at(max(0, self.step - 1)),
+        )
+
+    def judge(self, most: int = 0) -> dict[str, float]:
+        """Mean scores on the held-out pictures; empty where there are none."""
+        if self.stage.test_cameras is None or self.stage.test_pictures is None:
+            return {}
+        num = len(self.stage.test_cameras)
+        which = range(num) if not most else sorted({round(n * (num - 1) / max(1, most - 1)) for n in range(most)})
+        found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
+        return mean_scores([score for score, _, _ in found])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        return {
+            "state": self.state.state_dict(),
+            "beside": {name: part.state_dict() for name, part in self.beside.parts().items()},
+            "guard": self.guard.state_dict(),
+            "loss_sum": self.train_step.loss_sum.cpu().clone(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "ordered": self._ordered,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another training stood."""
+        self.state.load_state_dict(state["state"])
+        for name, part in self.beside.parts().items():
+            part.load_state_dict(state["beside"][name])
+        self.guard.load_state_dict(state["guard"])
+        self.train_step.loss_sum.copy_(state["loss_sum"])
+        self.step, self.seconds, self._ordered = state["step"], state["seconds"], state["ordered"]
+
+
+def make_strategy(config: SplatTrainConfig, extent: float, first: int) -> Strategy:
+    """What changes the number of splats."""
+    if config.strategy == "adc":
+        return Adaptive(config, extent)
+    if config.strategy == "budget":
+        return Budget(config, extent, first)
+    return MarkovChain(config) if config.strategy == "mcmc" else Fixed()
+
+
+def make_beside(config: SplatTrainConfig, stage: Stage, device: torch.device) -> Beside:
+    """What is learned beside the splats."""
+    white = config.background == "white" or (config.background == "auto" and stage.scene.white_background is True)
+    background = None
+    if config.background == "learn":
+        start = stage.pictures[0].image.float().mean((0, 1)) / 255
+        background = Background(start, config.lr_background, device)
+    color = background.color if background else torch.ones(1, 3, device=device) if white else None
+    exposure = Exposure(len(stage.cameras), config.lr_exposure, device) if config.exposure else None
+    poses = Poses(stage.cameras.viewmats, config.lr_poses, stage.extent) if config.poses else None
+    return Beside(color=color, background=background, exposure=exposure, poses=poses)
+
+
+def next_stop(step: int, config: SplatTrainConfig) -> int:
+    """The step at which the training next pauses to log, judge or save."""
+    every = [config.log_every, config.eval_every, config.checkpoint_every]
+    return min([config.steps, *(math.floor(step / n + 1) * n for n in every if n)])

@@ -1,0 +1,184 @@
+"""What is done with a trained model: judged, drawn, exported, described, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.cli.main import run
+from hotlap.data.splats import read_splats
+from hotlap.splat.config import SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig, config_with
+from hotlap.splat.evaluate import evaluate
+from hotlap.splat.opened import export, info
+from hotlap.splat.render import read_path, render
+from hotlap.splat.train import train
+
+CAMERA = """[{"width": 8, "height": 8, "fx": 1, "fy": 1, "position": [0, 0, 0],
+"rotation": [[1, 0, 0], [0, 1, 0], [0, 0, 1]]}]"""
+
+
+@pytest.fixture(scope="module")
+def trained(scene_folder, tmp_path_factory):
+    """The folder of a short training."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    train(config_with(scene=str(scene_folder), out=str(out), device="cpu", steps=6, log_every=3, sh_degree=1,
+                      background="learn", strategy="none"))  # fmt: skip
+    return out
+
+
+def picture(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(path)).astype(float)
+
+
+def test_a_judgement_from_disk_is_that_of_the_training(trained):
+    found = evaluate(SplatEvalConfig(run=str(trained), device="cpu"))
+    want = json.loads((trained / "results.json").read_text())
+    assert found["mean"]["psnr"] == pytest.approx(want["held_out"]["psnr"], abs=1e-4)
+    assert found["mean"]["ssim"] == pytest.approx(want["held_out"]["ssim"], abs=1e-5)
+    assert found["lpips"] != "" and (trained / "eval" / "results.json").is_file()
+    both = picture(trained / "eval" / "pictures" / "view_000.png")
+    assert both.shape == (32, 3 * 48 + 8, 3)
+    seen = evaluate(SplatEvalConfig(run=str(trained), device="cpu", train_views=True, pictures=0, lpips=False))
+    assert len(seen["images"]) == 14 and seen["lpips"] == "not asked for"
+
+
+def test_views_are_drawn_as_they_were_judged(trained):
+    files = render(SplatRenderConfig(model=str(trained), device="cpu"))
+    assert [path.name for path in files] == ["view_000.png", "view_008.png"]
+    judged = picture(trained / "pictures" / "view_000.png")[:, 48 + 4 : 2 * 48 + 4]
+    assert np.abs(picture(files[0]) - judged).max() <= 1
+
+
+def test_an_orbit_goes_round_at_the_size_asked_for(trained, tmp_path):
+    out = str(tmp_path / "orbit")
+    files = render(SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=out, width=30, device="cpu"))
+    pictures = [picture(path) for path in files]
+    assert len(pictures) == 3 and pictures[0].shape == (20, 30, 3)
+    assert np.abs(pictures[0] - pictures[1]).mean() > 1
+
+
+def test_a_file_of_splats_has_an_orbit_but_no_views(trained, tmp_path):
+    model = str(trained / "model.ply")
+    shots = render(SplatRenderConfig(model=model, path="orbit", frames=2, out=str(tmp_path), width=32, device="cpu"))
+    assert picture(shots[0]).max() > 0
+    with pytest.raises(ConfigError, match=r"path = 'views' with model = .*model\.ply"):
+        render(SplatRenderConfig(model=model, device="cpu"))
+
+
+def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
+    shots = read_path(trained / "cameras.json")
+    assert len(shots) == 14 and (shots[0].camera.width, shots[0].camera.height) == (48, 32)
+    rows = json.loads((trained / "cameras.json").read_text())
+    back = np.linalg.inv(shots[3].pose)
+    assert np.allclose(back[:3, 3], rows[3]["position"]) and np.allclose(back[:3, :3], rows[3]["rotation"])
+    direct = tmp_path / "direct.json"
+    direct.write_text(
+        json.dumps([{"width": 8, "height": 6, "fx": 9, "fy": 9, "camera_from_world": np.eye(4).tolist()}])
+    )
+    assert np.array_equal(read_path(direct)[0].pose, np.eye(4)) and read_path(direct)[0].camera.cx == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "holds no list of cameras"),
+        ('[{"width": 8}]', "camera 0 of .* is malformed: KeyError 'height'"),
+        ("[3]", "camera 0 of .* is malformed: TypeError"),
+        (CAMERA.replace('"fx": 1', '"fx": 0'), "fx = 0"),
+        (CAMERA.replace("[0, 0, 0]", "[0, 0, NaN]"), "camera 0 .* not finite"),
+    ],
+)  # fmt: skip
+def test_paths_that_cannot_be_followed_are_refused(tmp_path, content, message):
+    path = tmp_path / "path.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_path(path)
+
+
+def test_a_video_has_all_frames(trained, tmp_path):
+    imageio = pytest.importorskip("imageio_ffmpeg")
+    out = tmp_path / "orbit.mp4"
+    config = SplatRenderConfig(model=str(trained), path="orbit", frames=5, out=str(out), fps=5, width=31, device="cpu")
+    assert render(config) == [out]
+    frames, seconds = imageio.count_frames_and_secs(str(out))
+    assert frames == 5 and seconds == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_video_needs_its_extra(trained, tmp_path, monkeypatch):
+    import sys
+
+    from hotlap.base.errors import EnvironmentUnusable
+
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(EnvironmentUnusable, match=r"orbit\.mp4.*hotlap\[video\]"):
+        render(
+            SplatRenderConfig(model=str(trained), path="orbit", frames=1, out=str(tmp_path / "orbit.mp4"), device="cpu")
+        )
+
+
+def test_exported_files_hold_the_same_splats(trained, tmp_path):
+    whole = read_splats(trained / "model.ply")
+    path = export(SplatExportConfig(model=str(trained), out=str(tmp_path / "plain.ply"), sh_degree=0))
+    assert read_splats(path).sh_degree == 0 and np.array_equal(read_splats(path).means, whole.means)
+    path = export(SplatExportConfig(model=str(trained), out=str(tmp_path / "some.ply"), min_opacity=0.1))
+    some = read_splats(path)
+    assert 0 < len(some) < len(whole) and (some.logit_opacities >= np.log(0.1 / 0.9) - 1e-5).all()
+    with pytest.raises(ConfigError, match="min_opacity = 2 is not valid"):
+        export(SplatExportConfig(model=str(trained), out=str(tmp_path / "x.ply"), min_opacity=2))
+    with pytest.raises(ConfigError, match="no out was given"):
+        export(SplatExportConfig(model=str(trained)))
+
+
+def test_info_knows_scenes_trainings_and_files(trained, scene_folder):
+    scene = info(SplatInfoConfig(what=str(scene_folder)))
+    assert (scene["pictures"], scene["train"], scene["points"]) == (16, 14, 400)
+    found = info(SplatInfoConfig(what=str(trained)))
+    assert found["splats"] == 400 and found["status"] == "complete" and found["scene"] == str(scene_folder)
+    assert info(SplatInfoConfig(what=str(trained / "model.ply")))["sh_degree"] == 1
+    with pytest.raises(DataError, match="'/nowhere/at/all' does not exist"):
+        info(SplatInfoConfig(what="/nowhere/at/all"))
+
+
+def test_what_is_no_training_is_told(tmp_path, trained):
+    with pytest.raises(ConfigError, match="run = 'nothing' is no folder"):
+        evaluate(SplatEvalConfig(run="nothing"))
+    with pytest.raises(RecordError, match=r"no training at .*settings\.json"):
+        render(SplatRenderConfig(model=str(tmp_path)))
+    (tmp_path / "settings.json").write_text((trained / "settings.json").read_text())
+    with pytest.raises(RecordError, match=r"has no model\.ply"):
+        render(SplatRenderConfig(model=str(tmp_path)))
+    with pytest.raises(ConfigError, match="no model was given"):
+        render(SplatRenderConfig())
+
+
+def test_the_command_line_trains_judges_draws_and_exports(scene_folder, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    words = ["--preset", "m8-smoke", "--steps", "4", "--start-splats", "100", "--scale", "1", "--log-every", "2"]
+    assert run(["splat", "train", str(scene_folder), "--out", out, *words, "--device", "cpu", "--json", "--quiet"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["kind"] == "splat" and record["config"]["steps"] == 4 and record["config"]["loss"] == "l2"
+    assert record["config_sources"]["loss"] == "preset m8-smoke"
+    assert run(["splat", "eval", out, "--device", "cpu", "--quiet"]) == 0
+    assert "view_000.png" in capsys.readouterr().out
+    assert run(["splat", "render", out, "--device", "cpu", "--quiet"]) == 0
+    assert capsys.readouterr().out.strip().endswith("view_000.png")
+    assert run(["splat", "export", out, "--out", str(tmp_path / "m.spz"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == [str(tmp_path / "m.spz")]
+    assert run(["splat", "info", out]) == 0
+    assert "m8-smoke" in capsys.readouterr().out
+    assert run(["show", out]) == 0
+    assert "trained 4 steps" in capsys.readouterr().out
+
+
+def test_the_command_line_explains_errors(tmp_path, capsys):
+    assert run(["splat", "train", str(tmp_path / "nowhere"), "--quiet"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert run(["splat", "train", "drawn", "--preset", "m8", "--dry-run"]) == 0
+    assert "preset m8" in capsys.readouterr().out

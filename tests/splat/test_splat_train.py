@@ -1,0 +1,232 @@
+"""A training from a folder to its results: it learns, it resumes bit for bit, it stops when it goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
+from hotlap.data.splats import read_splats
+from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.journal import read_journal
+from hotlap.splat.config import LEARNABLE
+from hotlap.splat.outcome import MODEL, RESULTS
+from hotlap.splat.train import train, train_model
+
+ARRAYS = ("means", "quats", "scales", "opacities", "colors", "first.means", "second.colors", "stats.grad")
+
+
+def last_arrays(out: str) -> dict[str, torch.Tensor]:
+    found = CheckpointStore(Path(out) / "checkpoints").load("latest")
+    return found.state["state"]["arrays"]
+
+
+def test_a_training_learns_and_leaves_everything_behind(settings):
+    config = settings(steps=60, eval_every=20, densify_until=40)
+    done = train_model(config)
+    folder = Path(config.out)
+    assert done.record.status == "complete" and done.record.verdict.exit_code == 0
+    rows = [row for row in read_journal(folder) if row.split == "eval"]
+    assert [row.step for row in rows] == [20, 40, 60]
+    assert rows[-1].values["psnr"] > rows[0].values["psnr"] + 1
+    assert rows[-1].values["psnr"] > 15
+    results = json.loads((folder / RESULTS).read_text())
+    assert results["held_out"]["psnr"] == pytest.approx(rows[-1].values["psnr"])
+    assert [image["name"] for image in results["images"]] == ["view_000.png", "view_008.png"]
+    assert all(0 < value < 1 for value in results["background"])
+    splats = read_splats(folder / MODEL)
+    assert len(splats) == results["splats"] == done.trainer.state.count
+    assert len(splats) > 400, "there were 400 points"
+    assert np.array_equal(splats.means, done.trainer.state.alive("means").numpy())
+    for name in ("scores.csv", "metrics.csv", "curves.png", "cameras.json", "record.json", "pictures/view_000.png"):
+        assert (folder / name).stat().st_size > 0, name
+
+
+@pytest.mark.parametrize("seed", [0, 42, 123])
+def test_no_seed_fails_and_none_changes_which_pictures_are_held_out(trainer, seed):
+    made = trainer(seed=seed)
+    assert made.stage.test_cameras.names == ("view_000.png", "view_008.png")
+    before = made.judge()["psnr"]
+    made.run(30)
+    assert made.judge()["psnr"] > before + 1
+
+
+@pytest.mark.parametrize("strategy", ["mcmc", "budget"])
+def test_other_strategies_learn_within_their_cap(trainer, strategy):
+    made = trainer(strategy=strategy, max_splats=450, steps=40, densify_until=35)
+    before = made.judge()["psnr"]
+    made.run(40)
+    assert made.judge()["psnr"] > before + 1
+    assert 400 < made.state.count <= 450
+
+
+def test_every_picture_is_shown_once_an_epoch_in_an_order_of_its_own(trainer):
+    made = trainer()
+    orders = [[made.camera_at(place) for place in range(14 * epoch, 14 * epoch + 14)] for epoch in (0, 1, 2)]
+    assert all(sorted(order) == list(range(14)) for order in orders) and orders[0] != orders[1]
+    assert made.camera_at(3) == orders[0][3], "an earlier place may be asked for again"
+
+
+def test_small_pictures_first(trainer):
+    made = trainer(coarse_first=True, densify_until=20)
+    assert [made.level_at(step, (512, 512)) for step in (0, 4, 5, 9, 10, 29)] == [2, 2, 1, 1, 0, 0]
+    assert made.level_at(0, (100, 512)) == 0, "100 pixels are not halved below 64"
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adam": "lazy"}, {"strategy": "mcmc", "max_splats": 440}, {"exposure": True, "poses": True, "lr_poses": 1e-3}],
+    ids=["adc-lazy", "mcmc", "beside"],
+)
+def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(settings, tmp_path, changes):
+    whole = settings(out=str(tmp_path / "whole"), checkpoint_every=8, **changes)
+    train(whole)
+
+    def stop(step, trainer):
+        if step == 20:
+            raise Interrupted
+
+    config = settings(out=str(tmp_path / "cut"), checkpoint_every=8, **changes)
+    with pytest.raises(Interrupted):
+        train(config, watch=stop)
+    assert CheckpointStore(Path(config.out) / "checkpoints").steps()[-1] == 16
+    record = train(settings(out=config.out, checkpoint_every=8, resume=True, **changes))
+    assert record.status == "complete"
+    want, got = last_arrays(whole.out), last_arrays(config.out)
+    for name in ARRAYS:
+        assert torch.equal(want[name], got[name]), name
+    rows = [[(row.step, row.split, row.values) for row in read_journal(Path(out))] for out in (whole.out, config.out)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_a_killed_training_is_resumed_bit_for_bit(settings, tmp_path):
+    common = {"checkpoint_every": 5, "log_every": 5, "steps": 25, "pictures": 0}
+    whole = settings(out=str(tmp_path / "whole"), **common)
+    train(whole)
+    config = settings(out=str(tmp_path / "killed"), **common)
+    script = Path(__file__).with_name("killed_splat_training.py")
+    child = subprocess.Popen(
+        [sys.executable, str(script), json.dumps(asdict(config))], stdout=subprocess.PIPE, env=os.environ, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "saved\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    train(settings(out=config.out, **common, resume=True))
+    want, got = last_arrays(whole.out), last_arrays(config.out)
+    for name in ARRAYS:
+        assert torch.equal(want[name], got[name]), name
+
+
+def test_a_single_picture_is_overfitted_and_its_model_saved(settings):
+    config = settings("m7", steps=40, start_splats=300, lr_background=0.05, scale=1.0, sh_degree=0, log_every=40)
+    done = train_model(config)
+    outcome = done.record.extra["outcome"]
+    assert outcome["images"][0]["name"] == "view_000.png" and outcome["held_out"]["psnr"] > 13
+    assert len(read_splats(Path(config.out) / MODEL)) <= 300
+
+
+def test_a_training_that_falls_stops_with_a_diagnosis_and_its_best_model(settings):
+    def spoil(step, trainer):
+        if step == 20:
+            trainer.state.alive("colors").fill_(30)
+
+    config = settings(eval_every=10, checkpoint_every=10, abort_psnr_drop=2, strategy="none")
+    record = train(config, watch=spoil)
+    assert record.status == "stopped" and record.verdict.exit_code == 1
+    assert "fell to" in record.notes[0] and "its best at step 10" in record.notes[0]
+    assert record.extra["outcome"]["steps"] == 10, "the model is the best that was saved"
+    assert record.extra["outcome"]["held_out"]["psnr"] > 10
+
+
+def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):
+    folder = tmp_path / "dense"
+    write_drawn_scene(folder, DrawnScene(num_views=4, width=32, height=24, num_points=1500))
+    config = settings(scene=str(folder), densify_grad=0.0, abort_growth=1.2, checkpoint_every=5)
+    record = train(config)
+    assert record.status == "stopped" and "abort_growth = 1.2 times" in record.notes[0]
+    assert (Path(config.out) / MODEL).is_file()
+
+
+def test_splats_that_are_no_numbers_are_removed_with_a_warning(settings):
+    heard = []
+
+    def spoil(step, trainer):
+        if step == 10:
+            trainer.state.alive("means")[3] = float("nan")
+
+    record = train(settings(strategy="none"), heard.append, watch=spoil)
+    assert record.status == "complete" and record.extra["outcome"]["lost_splats"] == 1
+    assert any("1 splats with numbers that are not finite" in event.text for event in heard if event.kind == "warn")
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_pictures_are_the_same_wherever_they_wait(trainer, place):
+    made, want = trainer(images_on=place), trainer()
+    for one in (made, want):
+        one.run(9)
+    assert made.stage.pictures.place == place
+    for name in LEARNABLE:
+        assert torch.equal(made.state.alive(name), want.state.alive(name))
+
+
+def test_another_training_in_the_folder_is_not_overwritten(settings):
+    config = settings(steps=10)
+    train(config)
+    with pytest.raises(ConfigError, match=r"out = .* holds a training of 10 steps.*--resume"):
+        train(config)
+
+
+def test_a_resumed_training_must_be_the_same(settings):
+    train(settings(steps=10))
+    with pytest.raises(ConfigError, match=r"lr_colors = 0\.5 is not what the training.*Expected 0\.03"):
+        train(settings(steps=10, lr_colors=0.5, resume=True))
+    assert train(settings(steps=10, resume=True, log_every=5)).status == "complete"
+
+
+def test_what_cannot_be_resumed_is_told(settings, tmp_path):
+    with pytest.raises(RecordError, match=r"no training at .*settings\.json"):
+        train(settings(resume=True, out=str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match="resume = True without out"):
+        train(settings(resume=True, out=""))
+
+
+def test_scenes_that_cannot_be_trained_on_are_refused(settings, tmp_path):
+    with pytest.raises(ConfigError, match="no scene was given"):
+        train(settings(scene=""))
+    with pytest.raises(ConfigError, match=r"image_index = 99 is not valid. Expected 0 to 15"):
+        train(settings(image_index=99))
+    folder = tmp_path / "sparse"
+    write_drawn_scene(folder, DrawnScene(num_views=3, width=16, height=16, num_points=2))
+    with pytest.raises(DataError, match="has 2 points to begin with"):
+        train(settings(scene=str(folder)))
+    assert not (Path(settings().out) / "checkpoints").exists()
+
+
+def test_one_picture_alone_can_be_trained_on(settings, tmp_path):
+    folder = tmp_path / "one"
+    write_drawn_scene(folder, DrawnScene(num_views=1, width=32, height=24, num_points=300))
+    record = train(settings(scene=str(folder), steps=6))
+    assert record.status == "complete" and "held_out" not in record.extra["outcome"]
+
+
+def test_cameras_that_see_nothing_do_no_harm(trainer):
+    made = trainer(strategy="none")
+    made.stage.cameras.viewmats[:, 2, 3] = -100.0
+    made.run(8)
+    values = made.look_after()
+    assert np.isfinite(values["loss"]) and all(torch.isfinite(made.state.alive(name)).all() for name in LEARNABLE)
