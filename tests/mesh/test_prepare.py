@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
 
@@ -14,7 +15,7 @@ from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.mesh_file import Mesh, write_mesh
 from hotlap.mesh.cameras import Cameras, project_points
 from hotlap.mesh.config import ViewsConfig
-from hotlap.mesh.dataset import ViewedObjects, collate_views, prepared_files, split_files
+from hotlap.mesh.dataset import ViewedObjects, collate_views, prepared_files, split_files, with_variants
 from hotlap.mesh.prepare import prepare_views
 from hotlap.mesh.sources import find_sources, read_camera_rows, read_ground_truth
 from hotlap.mesh.viewed_object import read_object
@@ -146,6 +147,26 @@ def test_objects_that_cannot_be_used_are_left_out_by_name(tmp_path):
     shutil.rmtree(folder / "box_1")
     with pytest.raises(DataError, match=r"none of the 1 objects.*bad"):
         prepare_views(settings(folder))
+
+
+def test_variants_are_other_shapes_and_only_trained_on(tmp_path):
+    folder = fill(tmp_path / "boxes", 3)
+    assert prepare_views(settings(folder, variants=2)).num_made == 3
+    assert prepare_views(settings(folder, variants=2)).num_made == 0
+    files = prepared_files(tmp_path / "prepared")
+    train, held_out = split_files(files, 3)
+    assert [file.name for file in held_out] == ["box_0.npz"]
+    chosen = with_variants(train)
+    assert [file.name for file in chosen[:4]] == ["box_1.npz", "box_1~1.npz", "box_1~2.npz", "box_2.npz"]
+    extents = [read_object(file).points.abs().amax(0) for file in chosen[:3]]
+    assert all((one / other - 1).abs().max() > 0.05 for one, other in itertools.combinations(extents, 2))
+    data = ViewedObjects(chosen, views=2, points=50, train=True)
+    assert share_on_object(data[1]).min() == 1.0
+    (tmp_path / "prepared" / "box_2~2.npz").unlink()
+    assert prepare_views(settings(folder, variants=2)).num_made == 1
+    shapenet(tmp_path / "shapenet")
+    with pytest.raises(ConfigError, match="variants = 1 of rendered pictures"):
+        prepare_views(settings(tmp_path / "shapenet", variants=1))
 
 
 def test_faults_are_told(tmp_path):

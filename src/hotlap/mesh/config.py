@@ -21,6 +21,8 @@ class ViewsConfig:
     """Pictures of each object, from all around."""
     points: int = 10_000
     """Points on each object's surface."""
+    variants: int = 0
+    """Stretched copies of each object to train on beside it, for small collections; they are never judged by."""
     up: Literal["y", "z"] = "y"
     """Which axis of the files points up."""
     min_elevation: float = 5.0
@@ -45,7 +47,7 @@ class ViewsConfig:
     """Where to render: cpu or cuda."""
 
     def __post_init__(self) -> None:
-        for name, least in (("views", 1), ("points", 1), ("supersample", 1), ("sheet", 0)):
+        for name, least in (("views", 1), ("points", 1), ("supersample", 1), ("variants", 0), ("sheet", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
         for name, least_value, most in (("elevation", -89.0, 89.0), ("distance", 0.4, 10.0)):

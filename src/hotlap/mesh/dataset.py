@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hotlap.base.errors import DataError
 from hotlap.mesh.cameras import SIZE_PX, Cameras
 from hotlap.mesh.prepare import INDEX, VERSION, object_file
-from hotlap.mesh.viewed_object import ViewedObject, read_object
+from hotlap.mesh.viewed_object import SUFFIX, ViewedObject, read_object
 from hotlap.workload import BadSample
 
 KEEP_BYTES = 1 << 30
@@ -56,6 +56,11 @@ def split_files(files: Sequence[Path], hold_out: int) -> tuple[list[Path], list[
             expected="at least 2, and more objects than one",
         )
     return train, held_out
+
+
+def with_variants(files: Sequence[Path]) -> list[Path]:
+    """Objects to train on, each followed by its stretched copies."""
+    return [file for first in files for file in (first, *sorted(first.parent.glob(f"{first.stem}~*{SUFFIX}")))]
 
 
 class ViewedObjects(Dataset[Sample]):

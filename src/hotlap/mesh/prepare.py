@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base import events
-from hotlap.base.errors import DataError, StorageError
+from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count
 from hotlap.data.mesh_file import Mesh, find_faults, normalised, read_mesh
@@ -41,6 +41,8 @@ VERSION = 1
 DIAGONAL = 0.57
 """Length of an object's bounding box from corner to corner: as large as the objects that Pixel2Mesh learnt from, which
 fill a view from 0.8 away without touching its border."""
+STRETCH = 0.4
+"""Axes of variants are stretched by exp(-STRETCH) to exp(STRETCH), 0.67 to 1.49, each by itself."""
 SHEET_VIEWS = 8
 """Views of an object in its row of the sheet."""
 
@@ -70,6 +72,8 @@ def prepare_views(config: ViewsConfig, emit: Emit = ignore) -> PreparedFolder:
     """Renders and samples every object of a folder into another; objects that cannot be used are named, not fatal."""
     require_pillow()
     sources = find_sources(config.folder)
+    if config.variants and sources[0].ground_truth is not None:
+        raise ConfigError(f"variants = {config.variants} of rendered pictures", expected="mesh files, or 0")
     _make_folder(config.out)
     todo = [source for source in sources if not _is_ready(source, config)]
     failed: dict[str, str] = {}
@@ -94,6 +98,7 @@ def prepare_views(config: ViewsConfig, emit: Emit = ignore) -> PreparedFolder:
     if not names:
         raise DataError(f"none of the {len(sources)} objects of {str(config.folder)!r} can be used: {failed}")
     index = {"version": VERSION, "recipe": _recipe(config), "objects": names, "failed": failed}
+    index["variants"] = config.variants
     write_atomic(config.out / INDEX, json.dumps(index, indent=1) + "\n")
     if config.sheet:
         shown = [read_object(object_file(config.out, name)) for name in names[: config.sheet]]
@@ -118,11 +123,11 @@ def _recipe(config: ViewsConfig) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(config).items() if key not in left_out}
 
 
-def object_file(folder: Path, name: str) -> Path:
-    """Where a prepared object lies; long names are cut and told apart by a digest."""
-    if len(name) <= 100:
-        return folder / f"{name}{SUFFIX}"
-    return folder / f"{name[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}{SUFFIX}"
+def object_file(folder: Path, name: str, variant: int = 0) -> Path:
+    """Where a prepared object or its n-th variant lies; long names are cut and told apart by a digest."""
+    if len(name) > 100:
+        name = f"{name[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return folder / (f"{name}~{variant}{SUFFIX}" if variant else f"{name}{SUFFIX}")
 
 
 def _stamp(source: Source, config: ViewsConfig) -> dict[str, Any]:
@@ -130,28 +135,42 @@ def _stamp(source: Source, config: ViewsConfig) -> dict[str, Any]:
 
 
 def _is_ready(source: Source, config: ViewsConfig) -> bool:
-    file = object_file(config.out, source.name)
-    if not file.is_file():
-        return False
-    try:
-        about = read_about(file)
-    except DataError:
-        return False  # it will be written anew
-    return all(about.get(key) == value for key, value in _stamp(source, config).items())
+    """Whether all files of an object are there, as these settings would make them."""
+    stamp = _stamp(source, config)
+    for variant in range(config.variants + 1):
+        file = object_file(config.out, source.name, variant)
+        if not file.is_file():
+            return False
+        try:
+            about = read_about(file)
+        except DataError:
+            return False  # it will be written anew
+        if any(about.get(key) != value for key, value in stamp.items()):
+            return False
+    return True
 
 
 def _make_one(source: Source, config: ViewsConfig, emit: Emit) -> None:
-    made = read_rendered(source) if source.ground_truth is not None else view_mesh(source, config, emit)
-    made = dataclasses.replace(made, about={**made.about, **_stamp(source, config)})
-    write_object(object_file(config.out, source.name), made)
+    for variant in range(config.variants + 1):
+        if source.ground_truth is not None:
+            made = read_rendered(source)
+        else:
+            made = view_mesh(source, config, emit, variant=variant)
+        made = dataclasses.replace(made, about={**made.about, **_stamp(source, config)})
+        write_object(object_file(config.out, source.name, variant), made)
 
 
-def view_mesh(source: Source, config: ViewsConfig, emit: Emit = ignore) -> ViewedObject:
-    """A mesh file as networks learn it: normalised, seen from around, its surface sampled."""
-    mesh = normalised(upright(read_mesh(source.path), config.up), DIAGONAL)
-    for fault in find_faults(mesh).in_words():
-        emit(events.note(f"{source.name}: {fault}"))
-    chance = torch.Generator().manual_seed(derived_seed("views", config.seed, source.name))
+def view_mesh(source: Source, config: ViewsConfig, emit: Emit = ignore, *, variant: int = 0) -> ViewedObject:
+    """A mesh file, or its n-th variant, as networks learn it: normalised, seen from around, its surface sampled."""
+    mesh = upright(read_mesh(source.path), config.up)
+    chance = torch.Generator().manual_seed(derived_seed("views", config.seed, source.name, variant))
+    if variant:
+        factors = torch.exp(STRETCH * (2 * torch.rand(3, generator=chance, dtype=torch.float64) - 1))
+        mesh = dataclasses.replace(mesh, vertices=mesh.vertices * factors.numpy())
+    else:
+        for fault in find_faults(mesh).in_words():
+            emit(events.note(f"{source.name}: {fault}"))
+    mesh = normalised(mesh, DIAGONAL)
     rows = draw_cameras(config, chance)
     views = render_views(
         mesh, Cameras.from_rows(rows), supersample=config.supersample, device=torch.device(config.device)
@@ -159,7 +178,7 @@ def view_mesh(source: Source, config: ViewsConfig, emit: Emit = ignore) -> Viewe
     points, normals = sample_surface(mesh, config.points, chance)
     encode = _encoder(config)
     return ViewedObject(
-        name=source.name,
+        name=f"{source.name}~{variant}" if variant else source.name,
         category=source.category,
         pictures=tuple(encode(image) for image in views.image),
         cameras=rows,
