@@ -36,13 +36,18 @@ class Paint:
 
         The texture's size is chosen for the whole face so that a texel is about as large as a sample.
         """
-        colour = (self.colour[face] * weights[:, :, None]).sum(1)
+        colour = weighted(self.colour, face, weights)
         if self.uv is None:
             return colour
-        uv = (self.uv[face] * weights[:, :, None]).sum(1)
-        level = (0.5 * torch.log2(self.texel_area[face] / area_px.clamp(min=1e-6)).clamp(min=0)).floor().long()
+        uv = weighted(self.uv, face, weights)
+        level = (
+            (0.5 * torch.log2(self.texel_area.index_select(0, face) / area_px.clamp(min=1e-6)).clamp(min=0))
+            .floor()
+            .long()
+        )
         level = level.clamp(max=self.tables.shape[1] - 1)
-        first, width, height = self.tables[self.material[face], level].unbind(1)
+        entry = self.material.index_select(0, face) * self.tables.shape[1] + level
+        first, width, height = self.tables.flatten(0, 1).index_select(0, entry).unbind(1)
         return colour * self._bilinear(uv, first, width, height)
 
     def _bilinear(self, uv: Tensor, first: Tensor, width: Tensor, height: Tensor) -> Tensor:
@@ -52,9 +57,18 @@ class Paint:
         across, down = (x - left)[:, None], (y - top)[:, None]
         columns = (left % width, (left + 1) % width)
         rows = (top % height * width + first, (top + 1) % height * width + first)
-        upper = self.texels[rows[0] + columns[0]] * (1 - across) + self.texels[rows[0] + columns[1]] * across
-        lower = self.texels[rows[1] + columns[0]] * (1 - across) + self.texels[rows[1] + columns[1]] * across
-        return upper * (1 - down) + lower * down
+        upper, lower = (
+            torch.lerp(
+                self.texels.index_select(0, line + columns[0]), self.texels.index_select(0, line + columns[1]), across
+            )
+            for line in rows
+        )
+        return torch.lerp(upper, lower, down)
+
+
+def weighted(corners: Tensor, face: Tensor, weights: Tensor) -> Tensor:  # [F, 3, C], [n], [n, 3] -> [n, C]
+    """The mean of what stands at the corners of each face."""
+    return torch.bmm(weights[:, None], corners.index_select(0, face))[:, 0]
 
 
 def make_paint(mesh: Mesh, device: torch.device) -> Paint:
