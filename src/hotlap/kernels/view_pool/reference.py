@@ -30,8 +30,9 @@ def view_pool_ref(
     reads the map of view v // (size // H), as the published network does by mistake. The result has the maps' format.
     """
     sampled = torch.cat([_sample(image, pixels, size, bilinear, compat) for image in maps], 2)  # [B, V, sum(C), N]
-    deviation = (sampled.var(1, correction=0) + VARIANCE_FLOOR).sqrt()
-    pooled = torch.cat([sampled.max(1).values, sampled.mean(1), deviation], 1).transpose(1, 2).to(maps[0].dtype)
+    mean = sampled.mean(1)
+    deviation = ((sampled - mean[:, None]).square().mean(1) + VARIANCE_FLOOR).sqrt()
+    pooled = torch.cat([sampled.max(1).values, mean, deviation], 1).transpose(1, 2).to(maps[0].dtype)
     if points is None:
         return pooled
     return torch.cat([pooled, F.pad(points, (0, TAIL - 3)).to(pooled.dtype)], 2)

@@ -37,7 +37,7 @@ def _by_map(
     for image in maps:
         channels, height, width = image.shape[1:]
         block_c = max(4, min(MAX_CHANNELS, 1 << (channels - 1).bit_length()))
-        block_p = max(16, NUMBERS // block_c)
+        block_p = max(16, NUMBERS // block_c) if image.is_cuda else 16  # interpreted, padding costs as much
         grid = (-(-points // block_p), -(-channels // block_c), objects)
         scales = [width / size, height / size, float(size - 1)]
         numbers = [points, width, height, channels, *scales, pitch, total, offset]
