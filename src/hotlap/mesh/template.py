@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RING_SIZES = (1, 6, 12, 17, 20, 22, 22, 20, 17, 12, 6, 1)
 """Vertices of the ellipsoid by ring, 156 in all: about 22 times the sine of the angle from the pole, so that edges are
@@ -67,7 +73,18 @@ class HypothesisGraph:
     """[43, 43] float32: the scaled Laplacian of the sphere's edges and of one from the centre to each of its points."""
 
 
-@functools.cache
+def _made_once(make: Callable[P, T]) -> Callable[P, T]:
+    """``make`` with its results kept: real tensors, also when a model is built without memory or on a card."""
+
+    @functools.cache
+    def kept(*args: Any, **kwargs: Any) -> T:
+        with _disable_current_modes(), torch.device("cpu"):
+            return make(*args, **kwargs)
+
+    return cast(Callable[P, T], functools.wraps(make)(kept))
+
+
+@_made_once
 def ellipsoid() -> Template:
     """The ellipsoid of 156, 618 and 2466 vertices that Pixel2Mesh++ starts from, in the frame of the first camera."""
     vertices, faces = _stacked_rings()
@@ -78,7 +95,7 @@ def ellipsoid() -> Template:
     return Template(levels=tuple(levels))
 
 
-@functools.cache
+@_made_once
 def icosphere(subdivisions: int = 4) -> Level:
     """A sphere of radius 1 around the origin with 10 * 4^n + 2 vertices: 2562 for four subdivisions."""
     vertices, faces = _icosahedron()
@@ -88,7 +105,7 @@ def icosphere(subdivisions: int = 4) -> Level:
     return make_level(vertices.float(), faces)
 
 
-@functools.cache
+@_made_once
 def hypothesis_graph() -> HypothesisGraph:
     """The 43 places around a vertex, on a sphere of radius 0.02."""
     sphere = icosphere(1)
