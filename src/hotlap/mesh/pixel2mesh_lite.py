@@ -99,6 +99,6 @@ def _resnet50() -> nn.Module:
         raise EnvironmentUnusable(
             "pixel2mesh-lite needs torchvision, which is not installed", remedy="pip install 'hotlap[vision]'"
         ) from error
-    network = models.resnet50(weights=None)
+    network = models.resnet50(weights=None, zero_init_residual=True)  # fresh features are then of a usual size
     network.fc = nn.Identity()
     return network.to(memory_format=torch.channels_last)
