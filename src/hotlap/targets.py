@@ -30,6 +30,14 @@ WORKLOADS = Registry(
             "hotlap.classify.workload:classify",
             "ResNet-18, 11.2 M parameters, 10 classes, 224x224 JPEG files; or another model, or your folder",
         ),
+        "pixel2mesh-pp": (
+            "hotlap.mesh.workload:pixel2mesh_pp",
+            "Pixel2Mesh++, 32.7 M parameters, 3 views of 224x224 to a mesh of 2466 vertices",
+        ),
+        "pixel2mesh-lite": (
+            "hotlap.mesh.workload:pixel2mesh_lite",
+            "Pixel2Mesh lite, 24.3 M parameters, one 224x224 picture to a mesh of 2562 vertices",
+        ),
     },
 )
 

@@ -37,14 +37,14 @@ class LossWeights:
     """Points on the faces that stand for the mesh beside its vertices."""
 
 
-def coarse_weights() -> LossWeights:
+def coarse_weights(samples: int = 4000) -> LossWeights:
     """Those of the first stage."""
-    return LossWeights()
+    return LossWeights(samples=samples)
 
 
-def refine_weights() -> LossWeights:
+def refine_weights(samples: int = 4000) -> LossWeights:
     """Those of the second stage: shorter edges, less movement."""
-    return LossWeights(edge=500.0, move=100.0, first=1.0)
+    return LossWeights(edge=500.0, move=100.0, first=1.0, samples=samples)
 
 
 def mesh_loss(

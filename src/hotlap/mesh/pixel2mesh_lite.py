@@ -12,6 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from hotlap.base.errors import EnvironmentUnusable
 from hotlap.base.shapes import bind_dims
+from hotlap.kernels.graph_conv.support import Support
 from hotlap.mesh.graph_layers import GraphConv, MeshBuffers
 from hotlap.mesh.template import CENTRE, icosphere
 
@@ -37,9 +38,7 @@ class Pixel2MeshLite(nn.Module):
         self.mesh = MeshBuffers(icosphere(subdivisions))
         self.mesh.vertices.mul_(RADIUS).add_(self.mesh.vertices.new_tensor(CENTRE))
         self.first = nn.Linear(3 + GLOBAL, HIDDEN)
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([GraphConv(HIDDEN, HIDDEN), GraphConv(HIDDEN, HIDDEN)]) for _ in range(3)
-        )
+        self.blocks = nn.ModuleList(ResidualBlock() for _ in range(3))
         self.last = nn.Linear(HIDDEN, 3)
         self.register_buffer("means", torch.tensor(MEANS)[:, None, None])
         self.register_buffer("deviations", torch.tensor(DEVIATIONS)[:, None, None])
@@ -61,10 +60,21 @@ class Pixel2MeshLite(nn.Module):
         # Every vertex has the same features beside its own place, so they are multiplied once an object.
         shared = F.linear(features, self.first.weight[:, 3:], self.first.bias)
         x = torch.relu(shared[:, None] + F.linear(self.mesh.vertices, self.first.weight[:, :3]))
-        for first, second in self.blocks:  # type: ignore[misc]
-            x = second(first(x, self.mesh.support), self.mesh.support, residual=x)
+        for block in self.blocks:
+            x = block(x, self.mesh.support)
         with torch.autocast(image.device.type, enabled=False):
             return self.mesh.vertices + self.last(x.to(self.last.weight.dtype))
+
+
+class ResidualBlock(nn.Module):
+    """Two graph convolutions and what went into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GraphConv(HIDDEN, HIDDEN), GraphConv(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor, support: Support) -> Tensor:  # [B, V, 192]
+        return self.second(self.first(x, support), support, residual=x)
 
 
 def fold_norms(model: Pixel2MeshLite) -> Pixel2MeshLite:
@@ -73,10 +83,11 @@ def fold_norms(model: Pixel2MeshLite) -> Pixel2MeshLite:
     for module in list(model.encoder.modules()):
         names = dict(module.named_children())
         pairs = [(f"conv{n}", f"bn{n}") for n in (1, 2, 3)] + [("0", "1")]
-        for conv, norm in pairs:
-            if isinstance(names.get(conv), nn.Conv2d) and isinstance(names.get(norm), nn.BatchNorm2d):
-                setattr(module, conv, fuse_conv_bn_eval(names[conv], names[norm]))
-                setattr(module, norm, nn.Identity())
+        for conv_name, norm_name in pairs:
+            conv, norm = names.get(conv_name), names.get(norm_name)
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
+                setattr(module, norm_name, nn.Identity())
     return model.to(memory_format=torch.channels_last)
 
 
@@ -88,6 +99,6 @@ def _resnet50() -> nn.Module:
         raise EnvironmentUnusable(
             "pixel2mesh-lite needs torchvision, which is not installed", remedy="pip install 'hotlap[vision]'"
         ) from error
-    network = models.resnet50(weights=None)
+    network = models.resnet50(weights=None, zero_init_residual=True)  # fresh features are then of a usual size
     network.fc = nn.Identity()
     return network.to(memory_format=torch.channels_last)

@@ -91,6 +91,11 @@ class CoarseStage(nn.Module):
         """From now on features are read by the first kernel that can run where they are."""
         self.impl = "auto"
 
+    @property
+    def faces(self) -> Tensor:
+        """[F, 3] of the last mesh."""
+        return self.levels[-1].faces  # type: ignore[return-value, union-attr]
+
     def forward(self, image: Tensor, cameras: Tensor) -> Coarse:  # [B, V, 3, H, W], [B, V, 5]
         """The meshes of all levels, in float32."""
         maps = self.cnn(prepared(image, cameras, self.cnn, self.compat))[2:]
@@ -222,19 +227,29 @@ class Pixel2MeshPP(nn.Module):
         self.coarse.requires_grad_(False)
 
     @property
+    def levels(self) -> nn.ModuleList:
+        """The meshes from coarse to fine."""
+        return self.coarse.levels
+
+    @property
     def faces(self) -> Tensor:
         """[F, 3] of the mesh that :meth:`forward` gives."""
-        return self.coarse.levels[-1].faces  # type: ignore[return-value, union-attr]
+        return self.coarse.faces
 
-    def outputs(self, image: Tensor, cameras: Tensor) -> list[Tensor]:
-        """The coarse mesh and those after each round of refinement [B, 2466, 3]."""
+    def forward(
+        self,
+        image: Tensor,  # [B, V, 3, H, W]
+        cameras: Tensor,  # [B, V, 5]
+        every: bool = False,
+    ) -> Tensor | list[Tensor]:
+        """The vertices [B, 2466, 3] in the frame of the first view, in float32.
+
+        With ``every`` those of the coarse stage, and after each round of refinement.
+        """
         with torch.no_grad():
             coarse = self.coarse(image, cameras).vertices[-1]
-        return [coarse, *self.refine(image, cameras, coarse)]
-
-    def forward(self, image: Tensor, cameras: Tensor) -> Tensor:  # [B, V, 3, H, W], [B, V, 5]
-        """The vertices [B, 2466, 3] in the frame of the first view."""
-        return self.outputs(image, cameras)[-1]
+        found = [coarse, *self.refine(image, cameras, coarse)]
+        return found if every else found[-1]
 
 
 def prepared(image: Tensor, cameras: Tensor, cnn: CNN18, bgr: bool) -> Tensor:  # [B, V, 3, H, W], [B, V, 5]
