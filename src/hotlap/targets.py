@@ -34,6 +34,14 @@ WORKLOADS = Registry(
             "hotlap.splat.workload:splat",
             "Gaussian splatting, 20,000 splats of 59 parameters, 480x270 photographs; or a preset, or your scene",
         ),
+        "pixel2mesh-pp": (
+            "hotlap.mesh.workload:pixel2mesh_pp",
+            "Pixel2Mesh++, 32.7 M parameters, 3 views of 224x224 to a mesh of 2466 vertices",
+        ),
+        "pixel2mesh-lite": (
+            "hotlap.mesh.workload:pixel2mesh_lite",
+            "Pixel2Mesh lite, 24.3 M parameters, one 224x224 picture to a mesh of 2562 vertices",
+        ),
     },
 )
 

@@ -44,6 +44,8 @@ template <class T> static T exchange(T value, int from) {
 static float shuffle_down(float value, int by) { return exchange(value, self->thread % 32 + by); }
 static int shuffle_up(int value, int by) { return exchange(value, self->thread % 32 - by); }
 static u32 multiply_high(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+static void atomic_min(u64* place, u64 value) { *place = std::min(*place, value); }
+static void atomic_add(float* place, float value) { *place += value; }
 static void turn(float part, float* sine, float* cosine) {
     *sine = (float)sin(6.283185307179586 * part), *cosine = (float)cos(6.283185307179586 * part);
 }

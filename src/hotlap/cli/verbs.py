@@ -100,6 +100,13 @@ VERBS: dict[str, Verb] = {
         "records",
         many=True,
     ),
+    "mesh views": Verb(
+        "renders views of a folder of meshes, with cameras and surface points, to train on",
+        "hotlap mesh views objects/ --out prepared/",
+        "hotlap.cli.mesh:run_views",
+        "hotlap.mesh.config:ViewsConfig",
+        "folder",
+    ),
     "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),
     "list": Verb(
         "lists targets, or runs",
@@ -145,5 +152,8 @@ VERBS: dict[str, Verb] = {
     ),
 }
 
-GROUPS: dict[str, str] = {"splat": "Gaussian splats from photographs: trained, judged, drawn, exported"}
+GROUPS: dict[str, str] = {
+    "splat": "Gaussian splats from photographs: trained, judged, drawn, exported",
+    "mesh": "meshes from pictures: rendered views, training, prediction, evaluation",
+}
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""

@@ -1,5 +1,5 @@
 // What kernels need of the machine; no header of the toolkit, so that NVRTC needs no path to any.
-// Compiled in front of the kernels of ssim, adam, densify, dropout and, with cluster.cuh after it, lstm.
+// Compiled in front of the kernels of ssim, adam, densify, chamfer, dropout and, with cluster.cuh after it, lstm.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -25,6 +25,8 @@ DEVICE void block_barrier() { __syncthreads(); }
 DEVICE float shuffle_down(float value, int by) { return __shfl_down_sync(WHOLE_WARP, value, by); }
 DEVICE int shuffle_up(int value, int by) { return __shfl_up_sync(WHOLE_WARP, value, by); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
+DEVICE void atomic_min(u64* place, u64 value) { atomicMin(place, value); }
+DEVICE void atomic_add(float* place, float value) { atomicAdd(place, value); }
 
 // Sine and cosine of a part of a whole turn.
 DEVICE void turn(float part, float* sine, float* cosine) { sincospif(2.0f * part, sine, cosine); }

@@ -1,0 +1,102 @@
+"""Pictures of objects over white: white shines through, and borders it gets to be square are white."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
+
+ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
+
+
+def read_white_picture(path: Path, size: int) -> Tensor:  # [3, size, size] uint8
+    """A picture of any mode (grey, 16-bit, palette, with alpha), turned as EXIF says, over white, scaled to a square.
+
+    White borders keep the middle in the middle, so that a camera's axis still goes through it.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadablePicture(str(path), error.strerror or str(error)) from error
+    if not content:
+        raise UnreadablePicture(str(path), "the file is empty")
+    return decode_white_picture(content, size, str(path))
+
+
+def decode_white_picture(content: bytes, size: int, where: str) -> Tensor:  # [3, size, size] uint8
+    """The same of a file's content; ``where`` names it in errors."""
+    image_module = require_pillow()
+    try:
+        image = image_module.open(io.BytesIO(content))
+        image.load()
+        return _squared(image, size)
+    except image_module.UnidentifiedImageError as error:
+        raise UnreadablePicture(where, "no known picture format") from error
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        struct.error,
+        zlib.error,
+        image_module.DecompressionBombError,
+    ) as error:
+        raise UnreadablePicture(where, str(error) or type(error).__name__) from error
+
+
+def _squared(image: Any, size: int) -> Tensor:
+    from PIL import Image, ImageOps
+
+    image = over_white(ImageOps.exif_transpose(image))
+    side = max(image.size)
+    if image.size != (side, side):
+        square = Image.new("RGB", (side, side), (255, 255, 255))
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        image = square
+    if side != size:
+        image = image.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def over_white(image: Any) -> Any:
+    """A loaded picture in RGB, white shining through where it is transparent."""
+    from PIL import Image
+
+    if image.mode not in ALPHA_MODES and "transparency" not in image.info:
+        return to_rgb(image)
+    coloured = image.convert("RGBA")
+    white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, coloured).convert("RGB")
+
+
+def encode_jpeg(picture: Tensor, quality: int = 95) -> bytes:  # [H, W, 3] uint8
+    """A JPEG file's content, colours at full size: halved ones bleed into white at an object's border."""
+    image_module = require_pillow()
+    out = io.BytesIO()
+    image_module.fromarray(picture.cpu().numpy()).save(out, "JPEG", quality=quality, subsampling=0)
+    return out.getvalue()
+
+
+def encode_png(picture: Tensor) -> bytes:  # [H, W, 3] uint8
+    """A PNG file's content."""
+    image_module = require_pillow()
+    out = io.BytesIO()
+    image_module.fromarray(picture.cpu().numpy()).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def encode_gif(pictures: Tensor, ms_a_picture: int = 100) -> bytes:  # [n, H, W, 3] uint8
+    """The content of a GIF file that shows pictures for ever."""
+    image_module = require_pillow()
+    frames = [image_module.fromarray(picture.cpu().numpy()) for picture in pictures]
+    out = io.BytesIO()
+    frames[0].save(out, "GIF", save_all=True, append_images=frames[1:], duration=ms_a_picture, loop=0)
+    return out.getvalue()

@@ -1,0 +1,1 @@
+"""Graph convolutions on a mesh that does not change."""

@@ -1,0 +1,1 @@
+"""What several pictures show at the same points of space."""
