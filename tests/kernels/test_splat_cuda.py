@@ -66,11 +66,12 @@ def on_host(host, monkeypatch):
     cuda_room.Told._slots.clear()
 
     def install(without: str = "") -> None:
-        def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
-            way = "bwd" if "bwd" in name else "fwd"
-            library = host(variant, way, without if way == "fwd" else "")
-            assert library.frame_bytes() == len(frame)
-            library.run(name.encode(), *grid, variant.threads(name), frame)
+        def launch(variant: Variant, kernels, frame: bytes, device: torch.device) -> None:
+            for name, grid in kernels:
+                way = cuda_program.way_of(name)
+                library = host(variant, way, without if way == "fwd" else "")
+                assert library.frame_bytes() == len(frame)
+                library.run(name.encode(), *grid, variant.threads(name), frame)
 
         monkeypatch.setattr(cuda_program, "launch", launch)
 
@@ -151,7 +152,7 @@ def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
     blocks = -(-len(counts) // 8) if short_lists else len(counts)
-    cuda_program.launch(PLAIN, "splat_sort_kernel", (blocks, 1), cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, [("splat_sort_kernel", (blocks, 1))], cuda_program.pack_frame(frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
@@ -185,7 +186,7 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda_program.launch(PLAIN, "splat_scan_kernel", (1, 1), cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, [("splat_scan_kernel", (1, 1))], cuda_program.pack_frame(frame), CPU)
     total = int(counts.sum())
     assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
     assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]
