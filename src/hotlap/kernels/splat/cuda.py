@@ -180,6 +180,7 @@ def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) 
     num_tiles = given["num_cameras"] * given["tiles_x"] * given["tiles_y"]
     drawn.saved.tensors["ids"] = torch.empty(capacity, dtype=torch.int32, device=device)
     scratch = {
+        "reached": torch.empty_like(drawn.tiles_per_splat),
         "cursors": torch.zeros(num_tiles, dtype=torch.int32, device=device),
         "keys": torch.empty(capacity, dtype=torch.int64, device=device),
         "keys_spare": torch.empty(capacity, dtype=torch.int64, device=device),
