@@ -31,6 +31,8 @@ MAX_SPLATS = 2**28
 """A splat's number and four flags share 32 bits."""
 SHORT_LISTS = 256
 """Pairs that one warp sorts in its registers; with no more than this in the mean tile, a warp takes a tile each."""
+FEW_TILES = 1024
+"""Up to so many, warps are too few to fill a card, and a thread blends one pixel: eight warps then share a tile."""
 PLANES = ("quats", "means", "scales", "opacities")
 """Gradients whose memory holds the pixels' sums of a splat until they are made from those: 11 numbers a splat."""
 
@@ -97,7 +99,9 @@ def _inputs(splats: Splats, view: View) -> dict[str, Any]:
 
 
 def _variant(splats: Splats, view: View, needs: frozenset[str] = frozenset()) -> Variant:
+    tiles = splats.viewmats.shape[0] * -(-view.width // TILE) * -(-view.height // TILE)
     return Variant(
+        pixels=1 if tiles <= FEW_TILES else None,
         channels=3 if view.sh_degree is not None else splats.colors.shape[-1],
         depth=view.depth,
         sh_degree=view.sh_degree,
