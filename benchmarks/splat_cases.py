@@ -56,7 +56,10 @@ def main() -> None:
     for case in cases:
         print(case.id, flush=True)
         step(case)
-        step(case)  # the second time the room is known, and short lists are sorted by warps
+    cuda.FEW_TILES = 0  # as many pixels a thread as in large pictures
+    for case in cases[2::3]:
+        print(case.id, "again", flush=True)
+        step(case)  # now the room is known, and short lists are sorted by warps
     print("more pairs than room", flush=True)
     cuda_room.STEP = 1  # else the first guess has room for all
     step(LARGE)

@@ -1,6 +1,6 @@
 """Were the choices inside the splatting kernels right on this card? The time of each kernel, one choice at a time.
 
-    python -m benchmarks.splat_choices --out splat_choices.json [--scenes 1M,3M]
+    python -m benchmarks.splat_choices --out splat_choices.json [--scenes 20k,200k,1M,3M]
 
 A frame is drawn and differentiated for eight cameras under torch's profiler, first as the kernels are, then with one,
 two and four pixels a thread, with each splat's sums folded by themselves, and with every list sorted by a block. The
@@ -96,7 +96,7 @@ def _show(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("splat_choices.json"))
-    parser.add_argument("--scenes", default="1M,3M")
+    parser.add_argument("--scenes", default="20k,200k,1M,3M")
     given = parser.parse_args()
     from hotlap.records.environment import capture
 

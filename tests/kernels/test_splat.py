@@ -90,10 +90,13 @@ def test_matches_reference(case, impl, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", [impl for impl in KERNELS if impl != "cpu"])
+@pytest.mark.parametrize("few_tiles", [0, 1024])
 @pytest.mark.parametrize("case", REAL, ids=lambda case: case.id)
-def test_matches_reference_at_sizes_of_real_use(case, impl):
+def test_matches_reference_at_sizes_of_real_use(case, few_tiles, impl, monkeypatch):
+    """With as many pixels a thread as in small pictures, and as in large ones."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    monkeypatch.setattr("hotlap.kernels.splat.cuda.FEW_TILES", few_tiles)
     check(case, impl, torch.device("cuda"), torch.device("cuda"))
 
 

@@ -31,6 +31,8 @@ MAX_SPLATS = 2**28
 """A splat's number and four flags share 32 bits."""
 SHORT_LISTS = 256
 """Pairs that one warp sorts in its registers; with no more than this in the mean tile, a warp takes a tile each."""
+FEW_TILES = 1024
+"""Up to so many, warps are too few to fill a card, and a thread blends one pixel: eight warps then share a tile."""
 PLANES = ("quats", "means", "scales", "opacities")
 """Gradients whose memory holds the pixels' sums of a splat until they are made from those: 11 numbers a splat."""
 
@@ -79,8 +81,8 @@ def _inputs(splats: Splats, view: View) -> dict[str, Any]:
     tiles_x, tiles_y = -(-view.width // TILE), -(-view.height // TILE)
     sh = view.sh_degree is not None
     return {name: _aligned(getattr(splats, name)) for name in names} | {
-        "num_splats": len(splats.means),
-        "num_cameras": len(splats.viewmats),
+        "num_splats": splats.means.shape[0],
+        "num_cameras": splats.viewmats.shape[0],
         "width": view.width,
         "height": view.height,
         "tiles_x": tiles_x,
@@ -97,7 +99,9 @@ def _inputs(splats: Splats, view: View) -> dict[str, Any]:
 
 
 def _variant(splats: Splats, view: View, needs: frozenset[str] = frozenset()) -> Variant:
+    tiles = splats.viewmats.shape[0] * -(-view.width // TILE) * -(-view.height // TILE)
     return Variant(
+        pixels=1 if tiles <= FEW_TILES else None,
         channels=3 if view.sh_degree is not None else splats.colors.shape[-1],
         depth=view.depth,
         sh_degree=view.sh_degree,
@@ -129,8 +133,8 @@ def forward_ahead(splats: Splats, view: View) -> Drawn:
 
 def _begin(splats: Splats, view: View) -> Drawn:
     """One attempt at a frame, with the room that is known."""
-    device, num_splats = splats.means.device, len(splats.means)
-    key = room.Key(device, len(splats.viewmats), view.height, view.width)
+    device, num_splats = splats.means.device, splats.means.shape[0]
+    key = room.Key(device, splats.viewmats.shape[0], view.height, view.width)
     captured = room.capturing(device)
     if not captured:
         room.Told.read_those_there(device)
@@ -180,6 +184,7 @@ def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) 
     num_tiles = given["num_cameras"] * given["tiles_x"] * given["tiles_y"]
     drawn.saved.tensors["ids"] = torch.empty(capacity, dtype=torch.int32, device=device)
     scratch = {
+        "reached": torch.empty_like(drawn.tiles_per_splat),
         "cursors": torch.zeros(num_tiles, dtype=torch.int32, device=device),
         "keys": torch.empty(capacity, dtype=torch.int64, device=device),
         "keys_spare": torch.empty(capacity, dtype=torch.int64, device=device),
@@ -190,20 +195,16 @@ def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) 
     most = room.ROOM.most(drawn.saved.key)
     short_lists = most is not None and most <= SHORT_LISTS * num_tiles
     frame = pack_frame(given | results | drawn.saved.tensors | scratch | {"short_lists": short_lists})
-
-    def run(name: str, *grid: int) -> None:
-        if all(grid):
-            program.launch(variant, name, (grid[0], grid[1]), frame, device)
-
-    num_splats, num_cameras = given["num_splats"], given["num_cameras"]
+    threads = THREADS["splat_project_fwd_kernel"]  # of the pairs' kernel too
+    splats = (-(-given["num_splats"] // threads), given["num_cameras"])
+    lists = -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles
+    first = [("splat_project_fwd_kernel", splats), ("splat_scan_kernel", (1, 1))]
+    others = [("splat_pair_kernel", splats), ("splat_sort_kernel", (lists, 1))]
     with _on(device):
-        run("splat_project_fwd_kernel", -(-num_splats // THREADS["splat_project_fwd_kernel"]), num_cameras)
-        run("splat_scan_kernel", 1, 1)
+        program.launch(variant, first, frame, device)
         if told is not None:
             told.record()
-        run("splat_pair_kernel", -(-num_splats // THREADS["splat_pair_kernel"]), num_cameras)
-        run("splat_sort_kernel", -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles, 1)
-        run("splat_blend_fwd_kernel", num_tiles, 1)
+        program.launch(variant, [*others, ("splat_blend_fwd_kernel", (num_tiles, 1))], frame, device)
 
 
 @contextmanager
@@ -244,13 +245,11 @@ def backward(
     on_screen = {name: getattr(drawn, name) for name in ("means2d", "radii", "depths", "conics")}
     outputs = {f"out_{name}": tensor for name, tensor in found.items()}
     frame = pack_frame(given | on_screen | drawn.saved.tensors | gradients | outputs)
+    tiles, splats_a_block = drawn.saved.tensors["order"].shape[0], THREADS["splat_project_bwd_kernel"]
+    blocks = -(-given["num_splats"] // splats_a_block)
+    kernels = [("splat_blend_bwd_kernel", (tiles, 1)), ("splat_project_bwd_kernel", (blocks, 1))]
     with _on(device):
-        if given["num_cameras"]:
-            tiles = len(drawn.saved.tensors["order"])
-            program.launch(variant, "splat_blend_bwd_kernel", (tiles, 1), frame, device)
-        if given["num_splats"]:
-            blocks = -(-given["num_splats"] // THREADS["splat_project_bwd_kernel"])
-            program.launch(variant, "splat_project_bwd_kernel", (blocks, 1), frame, device)
+        program.launch(variant, kernels, frame, device)
     return found
 
 
@@ -277,7 +276,7 @@ def _room_for_gradients(
     With one camera the sums have no memory of their own if that of the gradients made from them will do.
     """
     floats: dict[str, Any] = {"dtype": torch.float32, "device": splats.means.device}
-    num_cameras, num_splats = len(splats.viewmats), len(splats.means)
+    num_cameras, num_splats = splats.viewmats.shape[0], splats.means.shape[0]
     found: dict[str, Tensor] = {}
     sums = None
     if num_cameras == 1 and variant.sums <= 11 and needs.issuperset(PLANES):

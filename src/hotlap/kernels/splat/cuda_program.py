@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,17 @@ def _function(device: int, variant: Variant, name: str) -> Any:
     return load_function(device, variant.program(way_of(name)), name)
 
 
-def launch(variant: Variant, name: str, grid: tuple[int, int], frame: bytes, device: torch.device) -> None:
-    """Runs one kernel on torch's stream; the card and its context must be current."""
+def launch(
+    variant: Variant, kernels: Sequence[tuple[str, tuple[int, int]]], frame: bytes, device: torch.device
+) -> None:
+    """Runs kernels, by name and grid, one after another on torch's stream; a grid without blocks is no launch.
+
+    The card and its context must be current.
+    """
     from cuda.bindings import driver
 
-    function, packed = _function(device.index, variant, name), Packed([frame])
-    stream = torch.cuda.current_stream(device).cuda_stream
-    threads = variant.threads(name)
-    done(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, packed.address, 0))
+    packed, stream = Packed([frame]), torch.cuda.current_stream(device).cuda_stream
+    for name, grid in kernels:
+        if all(grid):
+            function, threads = _function(device.index, variant, name), variant.threads(name)
+            done(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, packed.address, 0))

@@ -7,6 +7,7 @@ with it; the host reads it when it is there, and need not wait. cuda.md says wha
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import warnings
 from dataclasses import dataclass
@@ -167,8 +168,9 @@ class Told:
     def read_those_there(cls, device: torch.device) -> None:
         """Learns from all frames whose counts the card has told meanwhile; waits for none."""
         with cls._lock:
-            there = [told for told in cls._unread if told.key.device == device and told._is_there()]
-            for told in there:
+            here = [told for told in cls._unread if told.key.device == device]
+            # One that is not there yet has, most often, all later ones behind it in the same stream.
+            for told in itertools.takewhile(Told._is_there, here):
                 if not told.wait():
                     told.warn()
 

@@ -30,6 +30,7 @@ struct Frame {
     float* shade;              // [C, N, 4] colour and log2 of the opacity, or [C, N] log2 of the opacity
     int* radii;                // [C, N, 2]
     int* tiles_per_splat;      // [C, N]
+    u32* reached;              // [C, N] which tiles of its box a splat reaches, a bit each, if there are few
     int* cursors;              // [C, tiles] pairs of a tile, then where its next pair goes
     int* ranges;               // [C, tiles, 1 more] where each tile's pairs begin
     int* order;                // [C, tiles] in which the tiles are worked at

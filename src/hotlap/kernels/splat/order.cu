@@ -71,6 +71,8 @@ splat_scan_kernel(const Frame f) {
     f.ranges[tiles] = all < f.capacity ? all : f.capacity;
 }
 
+#define PAIRS_AT_ONCE 4  // places that a thread asks for before it waits for the answers
+
 // Each pair to some place of its tile.
 KERNEL(PAIR_THREADS, 4)
 splat_pair_kernel(const Frame f) {
@@ -79,25 +81,38 @@ splat_pair_kernel(const Frame f) {
     const bool there = n < f.num_splats && f.tiles_per_splat[row] > 0;
     if (!any_lane(there)) return;
     Ellipse e = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    Box b = {0, 0, 0, 0};
     float depth = 0.0f;
-    int2 radii = make_int2(0, 0);
+    u32 reached = 0;
     if (there) {
-        radii = reinterpret_cast<const int2*>(f.radii)[row];
         const float2 mean = reinterpret_cast<const float2*>(f.means2d)[row];
-        const float* q = f.conics + row * 3;
-        const float level = f.shade[SH >= 0 ? row * 4 + 3 : row];
-        e = make_ellipse(mean.x, mean.y, q[0], q[1], q[2], level);
-        depth = f.depths[row];
+        b = tile_box(f, mean.x, mean.y, reinterpret_cast<const int2*>(f.radii)[row]);
+        depth = f.depths[row], reached = f.reached[row];
+        if (tiles_of(b) > ALONE) {
+            const float* q = f.conics + row * 3;
+            e = make_ellipse(mean.x, mean.y, q[0], q[1], q[2], f.shade[SH >= 0 ? row * 4 + 3 : row]);
+        }
     }
     int* const cursors = f.cursors + (i64)camera * f.tiles_x * f.tiles_y;
-    const int first = n - (thread_index() & 31);
-    SHARED(float, depths, PAIR_THREADS);  // of the warp's splats: a large one's pairs are written by other lanes
-    float* const near = depths + (thread_index() & ~31);
-    near[thread_index() & 31] = depth;
+    const u64 key = (u64)__float_as_uint(depth) << 32 | (u32)n;
+    while (reached) {
+        int at[PAIRS_AT_ONCE];
+UNROLL
+        for (int i = 0; i < PAIRS_AT_ONCE; i++) {
+            at[i] = reached ? fetch_add(cursors + tile_of(f, b, first_bit(reached)), 1) : f.capacity;
+            reached &= reached - 1;
+        }
+UNROLL
+        for (int i = 0; i < PAIRS_AT_ONCE; i++)
+            if (at[i] < f.capacity) f.keys[at[i]] = key;
+    }
+    SHARED(u64, all_keys, PAIR_THREADS);  // of the warp's splats: a large one's pairs are written by other lanes
+    u64* const keys = all_keys + (thread_index() & ~31);
+    keys[thread_index() & 31] = key;
     warp_barrier();
-    visit_tiles(f, radii, e, [&](int tile, int who) {
+    visit_large(f, b, e, [&](int tile, int who) {
         const int at = fetch_add(cursors + tile, 1);
-        if (at < f.capacity) f.keys[at] = (u64)__float_as_uint(near[who]) << 32 | (u32)(first + who);
+        if (at < f.capacity) f.keys[at] = keys[who];
     });
 }
 

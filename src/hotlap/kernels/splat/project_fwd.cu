@@ -52,8 +52,14 @@ UNROLL
     }
     const Ellipse e = make_ellipse(mean.x, mean.y, conic[0], conic[1], conic[2], level);
     int* const counts = f.cursors + (i64)camera * f.tiles_x * f.tiles_y;
-    const int tiles = visit_tiles(f, radii, e, [&](int tile, int) { add(counts + tile, 1); });
+    Box b = {0, 0, 0, 0};
+    if (radii.x > 0) b = tile_box(f, mean.x, mean.y, radii);
+    u32 reached = 0;
+    if (tiles_of(b) > 0 && tiles_of(b) <= ALONE) reached = tiles_reached(f, b, e);
+    for (u32 left = reached; left; left &= left - 1) add(counts + tile_of(f, b, first_bit(left)), 1);
+    const int tiles = count_bits(reached) + visit_large(f, b, e, [&](int tile, int) { add(counts + tile, 1); });
     if (!in) return;
+    f.reached[row] = reached;
     reinterpret_cast<float2*>(f.means2d)[row] = mean;
     reinterpret_cast<int2*>(f.radii)[row] = radii;
     f.depths[row] = depth;

@@ -53,22 +53,33 @@ DEVICE bool reaches_tile(const Frame& f, const Ellipse& e, const Valleys& v, flo
     return reaches(e, v, within, x0, y0, x1, y1);
 }
 
-#define ALONE 32  // tiles that one thread looks at by itself; larger boxes are looked at by the whole warp
+#define ALONE 32  // tiles that one thread looks at by itself, a bit each; larger boxes are looked at by the whole warp
 
-// Calls visit(tile, lane whose splat it is) for each tile that a splat of this warp reaches; how many, for each lane.
-template <class Visit> DEVICE int visit_tiles(const Frame& f, int2 radii, const Ellipse& mine, Visit visit) {
-    const int lane = thread_index() & 31;
-    Box b = {0, 0, 0, 0};
-    if (radii.x > 0) b = tile_box(f, mine.x, mine.y, radii);
-    const int area = (b.x1 - b.x0) * (b.y1 - b.y0);
+DEVICE int tiles_of(const Box& b) { return (b.x1 - b.x0) * (b.y1 - b.y0); }
+
+// The n-th tile of a box, row by row.
+DEVICE int tile_of(const Frame& f, const Box& b, int n) {
+    const int columns = b.x1 - b.x0, row = n / columns;
+    return (b.y0 + row) * f.tiles_x + b.x0 + n - row * columns;
+}
+
+// Which tiles of a box of up to ALONE the splat reaches.
+DEVICE u32 tiles_reached(const Frame& f, const Box& b, const Ellipse& e) {
+    if (tiles_of(b) == 1) return 1u;
+    const Valleys v = make_valleys(e);
+    const float within = reach(e);
+    u32 found = 0, bit = 1;
+    for (int ty = b.y0; ty < b.y1; ty++)
+        for (int tx = b.x0; tx < b.x1; tx++, bit <<= 1)
+            if (reaches_tile(f, e, v, within, tx, ty)) found |= bit;
+    return found;
+}
+
+// Calls visit(tile, lane whose splat it is) for each tile that one of the warp's larger splats reaches; how many, for each
+// lane.
+template <class Visit> DEVICE int visit_large(const Frame& f, const Box& b, const Ellipse& mine, Visit visit) {
+    const int lane = thread_index() & 31, area = tiles_of(b);
     int count = 0;
-    if (area > 0 && area <= ALONE) {
-        const Valleys v = make_valleys(mine);
-        const float within = reach(mine);
-        for (int ty = b.y0; ty < b.y1; ty++)
-            for (int tx = b.x0; tx < b.x1; tx++)
-                if (area == 1 || reaches_tile(f, mine, v, within, tx, ty)) visit(ty * f.tiles_x + tx, lane), count++;
-    }
     for (u32 large = ballot(area > ALONE); large; large &= large - 1) {
         const int who = first_bit(large);
         const Ellipse e = {shuffle(mine.x, who), shuffle(mine.y, who), shuffle(mine.kxx, who),
