@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotlap.splat.config import LEARNABLE
-from hotlap.splat.graphed import EagerSteps, GraphedSteps, make_steps
+from hotlap.splat.graphed import PEEK_EVERY, EagerSteps, GraphedSteps, make_steps
 
 CARD_TOLERANCE = 0.02
 """Share of the mean move by which two runs of ten steps may differ on the median splat: a card's sums have no fixed
@@ -81,17 +81,18 @@ def test_a_step_on_a_card_never_waits_for_it(trainer):
 class FakeGraphs(GraphedSteps):
     """Recordings that are the eager work itself: what is recorded when can be seen without a card."""
 
-    def __init__(self, step):
-        EagerSteps.__init__(self, step)
-        self._version, self._met, self._replays = -1, set(), {}
-        self.num_recordings, self.num_forgotten = 0, 0
+    num_forgotten = 0
+
+    def _make_stream(self):
+        return None
 
     def _capture(self, work):
         self.num_recordings += 1
         return work, None
 
     def _forget(self):
-        self._replays, self._version = {}, self._step.state.version
+        self._replays = {}
+        super()._forget()
         self.num_forgotten += 1
 
 
@@ -106,6 +107,16 @@ def test_a_size_and_degree_is_recorded_once_after_an_eager_step_and_anew_when_ar
     made.state.take(torch.arange(made.state.count - 1))
     made.run(10)
     assert made.steps.num_recordings == 3 and made.steps.num_forgotten == 2
+
+
+def test_recordings_are_given_up_before_pictures_have_more_pairs_than_room(trainer):
+    made = trainer(strategy="none", sh_degree=0, steps=200)
+    made.steps = FakeGraphs(made.train_step)
+    made.run(5 * PEEK_EVERY)
+    assert made.steps.num_recordings == 1, "pictures have no more pairs than those drawn before the recording"
+    made.state.alive("scales").add_(1.0)
+    made.run(9 * PEEK_EVERY)
+    assert made.steps.num_recordings == 2, "splats that grew were seen within some steps, and once is enough"
 
 
 def test_a_cpu_runs_eagerly(trainer):

@@ -14,12 +14,12 @@ LEARNABLE = ("means", "quats", "scales", "opacities", "colors")
 """What a splat has, in the order in which all arrays of a model are listed."""
 LEAST = {
     "scale": 1e-3, "hold_out": 0, "max_images": 0, "max_test_views": 0, "steps": 1, "seed": 0, "sh_degree": 0,
-    "sh_every": 1, "start_splats": 0, "start_opacity": 1e-4, "start_scale": 1e-4, "lr_means": 0, "lr_decay": 1e-6,
-    "lr_scales": 0, "lr_quats": 0, "lr_opacities": 0, "lr_colors": 0, "lr_background": 0, "lr_exposure": 0,
-    "lr_poses": 0, "densify_from": 0, "densify_every": 0, "densify_until": 0, "densify_grad": 0, "split_scale": 0,
-    "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "reset_every": 0, "max_splats": 0, "noise": 0,
-    "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0, "log_every": 1, "keep": 1,
-    "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
+    "sh_every": 1, "start_splats": 0, "start_opacity": 1e-4, "start_scale": 1e-4, "start_pixels": 0, "lr_means": 0,
+    "lr_decay": 1e-6, "lr_scales": 0, "lr_quats": 0, "lr_opacities": 0, "lr_colors": 0, "lr_background": 0,
+    "lr_exposure": 0, "lr_poses": 0, "densify_from": 0, "densify_every": 0, "densify_until": 0, "densify_grad": 0,
+    "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "reset_every": 0, "max_splats": 0,
+    "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0, "log_every": 1,
+    "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
 }  # fmt: skip
 MOST = {"sh_degree": 3, "start_opacity": 0.99, "prune_opacity": 0.99, "ssim_weight": 1, "scale": 1}
 
@@ -89,6 +89,8 @@ class SplatTrainConfig:
     """Of every splat at the start."""
     start_scale: float = 1.0
     """Extent at the start, in distances to the three nearest points."""
+    start_pixels: float = 0.0
+    """Extent at the start in pixels of the nearest camera, in its place; 0 to go by start_scale."""
     lr_means: float = 1.6e-4
     """Rate of the centres, in extents of the scene (see lr_by_extent), at the first step."""
     lr_by_extent: bool = True

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hotlap.splat.step import Key, TrainStep
 
-WARM_CAMERAS = 12
+WARM_CAMERAS = 32
 """Cameras that are drawn before a recording, which keeps the room for pairs that such frames have needed."""
+SPARE = 1.15
+"""A recording is made anew when a picture has had so many times the pairs of those drawn before it: there is room for
+a quarter more."""
+PEEK_EVERY = 16
+"""Steps after which the host looks, without waiting, how many pairs there were."""
 
 
 class EagerSteps:
@@ -21,7 +28,8 @@ class EagerSteps:
     def __init__(self, step: TrainStep) -> None:
         self._step = step
 
-    def __call__(self, key: Key, degree: int) -> None:
+    def __call__(self, key: Key, degree: int, number: int) -> None:
+        """Makes a step with what the frame of this size holds, the picture of this number."""
         self._step.run(self._step.frame_of(key), degree)
 
     def look_after(self) -> bool:
@@ -37,21 +45,26 @@ class GraphedSteps(EagerSteps):
         self._version = -1
         self._met: set[tuple[Key, int]] = set()
         self._replays: dict[tuple[Key, int], Callable[[], None]] = {}
+        self._most: dict[Key, int] = {}
+        self._recent: deque[tuple[Key, int]] = deque(maxlen=2 * PEEK_EVERY)
+        self._peeks: dict[Key, Peek] = {}
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(step.state.device)
+        self._stream = self._make_stream()
         self.num_recordings = 0
 
-    def __call__(self, key: Key, degree: int) -> None:
+    def __call__(self, key: Key, degree: int, number: int) -> None:
         if self._version != self._step.state.version:
             self._forget()
         what = (key, degree)
+        self._recent.append((key, number))
         if what not in self._met:
             self._met.add(what)
-            super().__call__(key, degree)
+            super().__call__(key, degree, number)
             return
         if what not in self._replays:
             self._replays[what] = self._record(key, degree)
         self._replays[what]()
+        self._peek(key)
 
     def look_after(self) -> bool:
         """Makes room if a replayed frame had more pairs of tile and splat than it; waits for the device."""
@@ -62,6 +75,15 @@ class GraphedSteps(EagerSteps):
         self._forget()
         return True
 
+    def _peek(self, key: Key) -> None:
+        """Gives up the recordings before a picture has more pairs than they have room for."""
+        peek = self._peeks.setdefault(key, Peek())
+        if peek.value(self._step.frame_of(key).pairs) > SPARE * self._most[key]:
+            self._forget()
+
+    def _make_stream(self) -> Any:
+        return torch.cuda.Stream(self._step.state.device)
+
     def _forget(self) -> None:
         """Recordings read and write the arrays' old places; their memory goes back to the card."""
         if self._replays:
@@ -69,11 +91,12 @@ class GraphedSteps(EagerSteps):
             self._replays = {}
             torch.cuda.empty_cache()
         self._version = self._step.state.version
-        self._pool = None
+        self._pool, self._peeks, self._most = None, {}, {}
 
     def _record(self, key: Key, degree: int) -> Callable[[], None]:
         step, frame = self._step, self._step.frame_of(key)
-        self._draw_some(key, degree)
+        self._most[key] = max(self._most.get(key, 0), self._draw_some(key, degree))
+        frame.pairs.zero_()
         if step.reduce is None:
             return self._capture(lambda: step.run(frame, degree))[0]
         first, grads = self._capture(lambda: step.differentiate(frame, degree))
@@ -87,15 +110,18 @@ class GraphedSteps(EagerSteps):
 
         return both
 
-    def _draw_some(self, key: Key, degree: int) -> None:
-        """Frames of cameras of this size, so that the recording has room for their pairs."""
+    def _draw_some(self, key: Key, degree: int) -> int:
+        """The most pairs of some pictures of this size, so that the recording has room for them; the latest too."""
         step, frame = self._step, self._step.frame_of(key)
-        alike = [n for n, size in enumerate(step.cameras.sizes) if size == key[:2]]
+        alike = [number for number, size in enumerate(step.cameras.sizes) if size == key[:2]]
+        chosen = {*alike[:: max(1, len(alike) // WARM_CAMERAS)], *(n for size, n in self._recent if size == key)}
         now = frame.which.clone()
-        for number in alike[:: max(1, len(alike) // WARM_CAMERAS)]:
+        most = torch.zeros_like(frame.pairs)
+        for number in sorted(chosen):
             frame.which.fill_(number)
-            step.draw(frame, degree)
+            most = torch.maximum(most, step.draw(frame, degree).tiles_per_splat.sum())
         frame.which.copy_(now)
+        return int(most)
 
     def _capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """What ``work`` would do, without doing it, and the tensors that it would give back."""
@@ -113,6 +139,32 @@ class GraphedSteps(EagerSteps):
         torch.cuda.current_stream(device).wait_stream(self._stream)
         self.num_recordings += 1
         return graph.replay, found
+
+
+class Peek:
+    """A number on the card, looked at now and then and never waited for."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._there: Tensor | None = None
+        self._event: Any = None
+
+    def value(self, number: Tensor) -> int:
+        """The number as it was some steps ago; 0 while that is not known."""
+        self._steps += 1
+        if self._steps % PEEK_EVERY:
+            return 0
+        if self._there is None:
+            card = number.device.type == "cuda"
+            self._there = torch.zeros((), dtype=number.dtype, pin_memory=card)
+            self._event = torch.cuda.Event() if card else None
+        elif self._event is not None and not self._event.query():
+            return 0
+        found = int(self._there)
+        self._there.copy_(number, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+        return found
 
 
 def make_steps(step: TrainStep, graph: bool) -> EagerSteps:

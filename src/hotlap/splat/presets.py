@@ -9,6 +9,9 @@ from hotlap.base.errors import UnknownName, did_you_mean
 
 SEED_RATES = {"lr_means": 1.6e-4, "lr_quats": 1e-3, "lr_scales": 5e-3, "lr_opacities": 0.05, "lr_colors": 2.5e-3}
 
+START_PIXELS = 1.5
+"""The seed's splats begin as large as this on the screen."""
+
 
 def default() -> dict[str, Any]:
     """The method as it was published, 30,000 steps: the defaults themselves."""
@@ -34,7 +37,10 @@ def fast() -> dict[str, Any]:
 def _one_rate(rate: float) -> dict[str, Any]:
     """The early presets have one rate for everything, that does not fall and knows no extent."""
     rates = {f"lr_{name}": rate for name in ("means", "quats", "scales", "opacities", "colors", "background")}
-    return {**rates, "lr_decay": 1.0, "lr_by_extent": False, "background": "learn", "start_opacity": 0.9}
+    return {
+        **rates, "lr_decay": 1.0, "lr_by_extent": False, "background": "learn", "start_opacity": 0.9,
+        "start_pixels": START_PIXELS,
+    }  # fmt: skip
 
 
 def _density(every: int, most: int, grad: float, prune: float, sigma: float) -> dict[str, Any]:
@@ -92,7 +98,7 @@ def _later(steps: int, start: int, most: int, every: int, views: int) -> dict[st
         **_density(500, most, 0.0002, 0.005, 0.1), **SEED_RATES, "lr_background": 1e-3, "lr_by_extent": False,
         "lr_decay": 0.1, "lr_decay_all": True, "steps": steps, "densify_until": steps, "scale": 0.4,
         "start_splats": start, "eval_every": every, "max_test_views": views, "background": "learn", "hold_out": 5,
-        "seed": 123, "start_opacity": 0.9,
+        "seed": 123, "start_opacity": 0.9, "start_pixels": START_PIXELS,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from hotlap.base.errors import DataError
 from hotlap.data.scene import Scene, View
 from hotlap.data.splats import SH_C0
 from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.pictures import planned_camera
 
 MIN_POINTS = 4
 """Each point asks for the distance of its three nearest."""
@@ -33,7 +34,8 @@ def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig
     if config.start_splats and len(points) > config.start_splats:
         chosen = np.random.default_rng(config.seed).permutation(len(points))[: config.start_splats]
         points, colors = points[np.sort(chosen)], colors[np.sort(chosen)]
-    gaps = np.clip(_gaps(points), 1e-5 * extent, extent)
+    sizes = _pixels(points, views, config) if config.start_pixels else config.start_scale * _gaps(points)
+    sizes = np.clip(sizes, 1e-5 * extent, extent)
     num = len(points)
     quats = torch.zeros(num, 4)
     quats[:, 0] = 1
@@ -42,7 +44,7 @@ def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig
     return {
         "means": torch.from_numpy(points.astype(np.float32)),
         "quats": quats,
-        "scales": torch.from_numpy(np.log(config.start_scale * gaps).astype(np.float32))[:, None].repeat(1, 3),
+        "scales": torch.from_numpy(np.log(sizes).astype(np.float32))[:, None].repeat(1, 3),
         "opacities": torch.full((num,), float(np.log(config.start_opacity / (1 - config.start_opacity)))),
         "colors": coefficients,
     }
@@ -55,6 +57,15 @@ def _seen(points: np.ndarray, view: View) -> np.ndarray:  # [P, 3] -> [P] bool
     depth = np.maximum(local[:, 2], 1e-6)
     x, y = camera.fx * local[:, 0] / depth + camera.cx, camera.fy * local[:, 1] / depth + camera.cy
     return (local[:, 2] > 0.01) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+
+
+def _pixels(points: np.ndarray, views: tuple[View, ...], config: SplatTrainConfig) -> np.ndarray:  # [P, 3] -> [P]
+    """How large some pixels of the nearest camera are where each point is."""
+    from scipy.spatial import cKDTree
+
+    distances, nearest = cKDTree(np.stack([view.position() for view in views])).query(points)
+    focals = np.array([planned_camera(view, config.scale, config.max_side).fx for view in views])
+    return np.asarray(config.start_pixels * distances / focals[nearest])
 
 
 def _gaps(points: np.ndarray) -> np.ndarray:  # [P, 3] -> [P]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotlap.kernels.adam.op import adam_step
 from hotlap.kernels.densify.op import densify_accumulate, densify_noise
-from hotlap.kernels.splat.frame import Splats, View
+from hotlap.kernels.splat.frame import Drawn, Splats, View
 from hotlap.kernels.splat.op import splat_choice
 from hotlap.kernels.ssim.buffers import Buffers
 from hotlap.kernels.ssim.op import l1_ssim_grad, make_buffers
@@ -47,6 +47,8 @@ class Frame:
     """[1, H, W] float32, 1 where pixels count."""
     image: Tensor
     """[1, H, W, 3] what was drawn last."""
+    pairs: Tensor
+    """[] int64 the most pairs of tile and splat of a picture since it was last set to 0."""
     no_alphas: Tensor
     """[1, H, W, 1] zeros: alphas have no gradient of their own."""
     compared: Buffers
@@ -127,6 +129,7 @@ class TrainStep:
                 target=target,
                 mask=torch.ones(1, *shape, device=device) if self.with_masks else None,
                 image=image,
+                pairs=torch.zeros((), dtype=torch.int64, device=device),
                 no_alphas=torch.zeros(1, *shape, 1, device=device),
                 compared=make_buffers(image, target),
             )
@@ -165,13 +168,14 @@ class TrainStep:
         if self.config.densify_signal == "world":
             self.state["stats.world"].add_(grads["means"].norm(dim=1))
         frame.image.copy_(drawn.colors)
+        frame.pairs.copy_(torch.maximum(frame.pairs, drawn.tiles_per_splat.sum()))
         return grads
 
-    def draw(self, frame: Frame, degree: int) -> Tensor:  # [1, H, W, 3]
-        """The picture alone."""
+    def draw(self, frame: Frame, degree: int) -> Drawn:
+        """The picture alone, with what is known of each splat."""
         kernels, splats, view = self._drawing(frame, degree)
-        picture: Tensor = kernels.forward(splats, view).colors
-        return picture
+        drawn: Drawn = kernels.forward(splats, view)
+        return drawn
 
     def _drawing(self, frame: Frame, degree: int) -> tuple[Any, Splats, View]:
         view = self.view_of(frame, degree)

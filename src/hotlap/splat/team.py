@@ -27,9 +27,6 @@ class Team(Protocol):
     def mean(self, value: float) -> float:
         """The mean over all processes."""
 
-    def wait(self) -> None:
-        """Returns when all processes have come here."""
-
 
 class Alone:
     """One process."""
@@ -44,9 +41,6 @@ class Alone:
 
     def mean(self, value: float) -> float:
         return value
-
-    def wait(self) -> None:
-        """Nothing: there is nobody else."""
 
 
 class Together:
@@ -74,5 +68,6 @@ class Together:
         dist.all_reduce(total)
         return float(total) / self.size
 
-    def wait(self) -> None:
-        dist.barrier()
+    def leave(self) -> None:
+        """The last thing that is done together is over."""
+        dist.destroy_process_group()

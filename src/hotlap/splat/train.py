@@ -20,7 +20,7 @@ from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal
-from hotlap.engine.place import find_place
+from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -30,7 +30,7 @@ from hotlap.splat.guard import Stopped
 from hotlap.splat.outcome import close_training
 from hotlap.splat.stage import Stage, open_stage
 from hotlap.splat.strategy import Explosion
-from hotlap.splat.team import Team, Together
+from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
@@ -74,7 +74,8 @@ def train_model(
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
-    team: Team | None = Together(place, device) if place is not None else None
+    _check_alone(config, place)
+    team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
@@ -87,6 +88,17 @@ def train_model(
         return Trained(record=_follow(keeper, record, stage, watch), folder=folder, trainer=trainer)
     finally:
         stage.close()
+        if team is not None:
+            team.leave()
+
+
+def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
+    """Refuses what only one process can do: each would refine the poses of its own cameras."""
+    for name in ("poses", "exposure"):
+        if place is not None and place.size > 1 and getattr(config, name):
+            raise ConfigError(
+                f"{name} = True with {place.size} processes is not supported", remedy="Train in one process"
+            )
 
 
 def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None) -> RunRecord:

@@ -81,7 +81,7 @@ class Trainer:
         self.stage.pictures.expect(self.camera_at(place + n * self.team.size) for n in range(1, 9))
         key = (*self.stage.cameras.sizes[number], self.level_at(self.step, self.stage.cameras.sizes[number]))
         self.train_step.put(key, number, picture.image, picture.mask)
-        self.steps(key, self.train_step.degree_at(self.step))
+        self.steps(key, self.train_step.degree_at(self.step), number)
         self.shown = key
         self.step += 1
 
