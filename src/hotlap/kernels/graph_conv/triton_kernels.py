@@ -87,7 +87,7 @@ def _multiply(support, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     return tl.dot(support, y, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def local_fwd_kernel(
     y, bias, residual, support, out, positive, num_rows, num_vertices, width, share,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -112,7 +112,7 @@ def local_fwd_kernel(
         tl.store(out + place, z.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def local_bwd_kernel(
     v_out, positive, support, v_y, num_rows, num_vertices, width, share,
     MASKED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
