@@ -83,8 +83,10 @@ def _multiply(support, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     if SPLIT:
         near = support.to(y.dtype)
         rest = (support - near.to(tl.float32)).to(y.dtype)
-        return tl.dot(near, y) + tl.dot(rest, y)
-    return tl.dot(support, y, input_precision=PRECISION)
+        product = tl.dot(rest, y, tl.dot(near, y))
+    else:
+        product = tl.dot(support, y, input_precision=PRECISION)
+    return product
 
 
 @triton.jit(do_not_specialize=["num_rows"])
