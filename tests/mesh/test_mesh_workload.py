@@ -65,19 +65,19 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_objects(target):
 
 
 def test_a_short_training_brings_the_mesh_nearer():
-    workload = pixel2mesh_pp(**{**TINY, "stage": 1, "lr": 1e-3})
+    workload = pixel2mesh_pp(**{**TINY, "stage": 1, "hidden": 32})
     torch.manual_seed(0)
     model = workload.build_model()
     optimizer = workload.optimizer(model)
     batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
     losses = []
-    for _ in range(7):
+    for _ in range(5):
         total, count = workload.loss(model, batch)
         optimizer.zero_grad()
         (total / count).backward()
         optimizer.step()
         losses.append((total / count).item())
-    assert losses[-1] < 0.95 * losses[0], losses
+    assert losses[-1] < 0.8 * losses[0], losses
 
 
 def test_scores_of_a_fresh_network():
