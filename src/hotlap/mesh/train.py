@@ -10,6 +10,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError
 from hotlap.base.events import Emit
+from hotlap.base.format import format_count
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig, find_training
 from hotlap.mesh.config import MeshTrainConfig
@@ -50,7 +51,7 @@ def train_mesh(config: MeshTrainConfig, emit: Emit, train: Train) -> TrainedMesh
         settings = stage_config(config, stage, init)
         record = _finished(settings) if config.resume else None
         if record is None:
-            emit(events.note(f"{settings.name}: {settings.epochs} epochs"))
+            emit(events.note(f"{settings.name}: {format_count(settings.epochs, 'epoch')}"))
             record = train(_resumed(settings) if config.resume else settings, emit)
         records[stage] = record
         if record.status != "complete":
