@@ -135,6 +135,21 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(tmp_path):
     assert prepare_views(settings(folder, seed=1)).num_made == 3
 
 
+def test_a_run_that_is_stopped_leaves_whole_files_and_is_completed_later(tmp_path):
+    folder = fill(tmp_path / "boxes", 6)
+
+    def stop_early(event):
+        if event.kind == "advance":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_views(settings(folder), stop_early)
+    made = sorted((tmp_path / "prepared").glob("*.npz"))
+    assert 1 <= len(made) < 6 and not (tmp_path / "prepared" / "index.json").exists()
+    assert all(len(read_object(file).points) == 200 for file in made)
+    assert prepare_views(settings(folder)).num_made == 6 - len(made)
+
+
 def test_objects_that_cannot_be_used_are_left_out_by_name(tmp_path):
     folder = fill(tmp_path / "boxes", 2)
     (folder / "bad.obj").write_text("v 0 0 nan\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")

@@ -48,7 +48,7 @@ class ViewsConfig:
     workers: int | None = None
     """Objects worked on at once; by default as many as torch has threads."""
     device: str = "cpu"
-    """Where to render: cpu or cuda."""
+    """Where to render: cpu, cuda or auto."""
 
     def __post_init__(self) -> None:
         for name, least in (("views", 1), ("points", 1), ("supersample", 1), ("variants", 0), ("sheet", 0)):
