@@ -92,6 +92,7 @@ def seconds_a_step(args: argparse.Namespace, device: torch.device) -> float:
 def run(config: TrainConfig, folder: Path, device: torch.device, emit: Any, deadline: float) -> Outcome:
     """One training by the engine, in this process."""
     workload = load_target(config.target, config.workload)
+    workload.train_data().preload()  # type: ignore[union-attr]
     trainer = Trainer(workload, config, folder, device, emit=emit, should_stop=lambda: time.monotonic() > deadline)
     return trainer.run()
 

@@ -103,6 +103,15 @@ def test_training_draws_views_and_points_anew(prepared):
     assert torch.equal(data[0]["image"], first["image"])
 
 
+def test_what_is_preloaded_needs_its_file_no_more(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "copy")
+    data = ViewedObjects(prepared_files(tmp_path / "copy"), views=2, points=50, train=False)
+    before = data[3]
+    data.preload()
+    shutil.rmtree(tmp_path / "copy")
+    assert torch.equal(data[3]["image"], before["image"]) and len(data[0]["points"]) == 50
+
+
 def test_batches_are_filled_up_to_the_longest(prepared):
     data = ViewedObjects(prepared_files(prepared), views=2, points=50, train=False)
     short = {**data[1], "points": data[1]["points"][:20], "normals": data[1]["normals"][:20]}
@@ -204,11 +213,11 @@ def test_z_may_be_up(tmp_path):
 
 
 def test_names_and_categories(tmp_path):
-    for name in ("chairs/a/model.obj", "chairs/b.ply", "chairs/c.ply", "lone.glb", ".hidden/x.obj"):
+    for name in ("chairs/a/model.obj", "chairs/b.ply", "chairs/c.ply", "lone.glb", "odd~1.obj", ".hidden/x.obj"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write_mesh(tmp_path / name, sphere(rings=3))
     found = {source.name: source.category for source in find_sources(tmp_path)}
-    assert found == {"chairs-a": "chairs", "chairs-b": "chairs", "chairs-c": "chairs", "lone": ""}
+    assert found == {"chairs-a": "chairs", "chairs-b": "chairs", "chairs-c": "chairs", "lone": "", "odd-1": ""}
     write_mesh(tmp_path / "chairs-b.obj", sphere(rings=3))
     with pytest.raises(DataError, match="would both be named 'chairs-b'"):
         find_sources(tmp_path)

@@ -115,6 +115,7 @@ class MeshWorkload(Workload):
         self.config = config
         self.default_batch = config.batch
         self._files: tuple[list[Path], list[Path]] = ([], [])
+        self._viewed_train: ViewedObjects | None = None
         if config.data:
             self._files = split_files(prepared_files(Path(config.data)), config.hold_out)
 
@@ -138,7 +139,9 @@ class MeshWorkload(Workload):
 
     def train_data(self) -> Any:
         if self.config.data:
-            return self._viewed(with_variants(self._files[0]), train=True)
+            # The same every time: it keeps what it has decoded.
+            self._viewed_train = self._viewed_train or self._viewed(with_variants(self._files[0]), train=True)
+            return self._viewed_train
         return self._drawn(TRAIN, self.config.train_objects)
 
     def eval_data(self) -> Any:
