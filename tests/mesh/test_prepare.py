@@ -33,7 +33,7 @@ def fill(folder, num=5):
 
 
 def settings(folder, **changes):
-    given = {"views": 6, "points": 200, "supersample": 1, "workers": 1, "sheet": 0, **changes}
+    given = {"views": 4, "points": 200, "supersample": 1, "workers": 1, "sheet": 0, **changes}
     return ViewsConfig(folder=folder, out=folder.parent / "prepared", **given)
 
 
@@ -89,9 +89,9 @@ def test_judging_is_the_same_every_time_and_spreads_its_views(prepared):
     first, again = data[0], data[0]
     assert all(torch.equal(first[name], again[name]) for name in first)
     azimuth = first["cameras"][:, 0]
-    assert azimuth.diff().min() > 60 and azimuth.diff().max() < 180
-    picked = ViewedObjects(data.files, views=2, points=50, train=False, chosen=(0, 5))[0]
-    assert torch.equal(picked["cameras"], read_object(data.files[0]).cameras[[0, 5]])
+    assert azimuth.diff().min() > 0 and azimuth.diff().sum() > 90
+    picked = ViewedObjects(data.files, views=2, points=50, train=False, chosen=(0, 3))[0]
+    assert torch.equal(picked["cameras"], read_object(data.files[0]).cameras[[0, 3]])
 
 
 def test_training_draws_views_and_points_anew(prepared):
@@ -101,6 +101,15 @@ def test_training_draws_views_and_points_anew(prepared):
     assert not torch.equal(first["cameras"], second["cameras"]) and not torch.equal(first["points"], second["points"])
     torch.manual_seed(1)
     assert torch.equal(data[0]["image"], first["image"])
+
+
+def test_what_is_preloaded_needs_its_file_no_more(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "copy")
+    data = ViewedObjects(prepared_files(tmp_path / "copy"), views=2, points=50, train=False)
+    before = data[3]
+    data.preload()
+    shutil.rmtree(tmp_path / "copy")
+    assert torch.equal(data[3]["image"], before["image"]) and len(data[0]["points"]) == 50
 
 
 def test_batches_are_filled_up_to_the_longest(prepared):
@@ -133,6 +142,21 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(tmp_path):
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
     assert prepare_views(settings(folder)).num_made == 0
     assert prepare_views(settings(folder, seed=1)).num_made == 3
+
+
+def test_a_run_that_is_stopped_leaves_whole_files_and_is_completed_later(tmp_path):
+    folder = fill(tmp_path / "boxes", 6)
+
+    def stop_early(event):
+        if event.kind == "advance":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_views(settings(folder), stop_early)
+    made = sorted((tmp_path / "prepared").glob("*.npz"))
+    assert 1 <= len(made) < 6 and not (tmp_path / "prepared" / "index.json").exists()
+    assert all(len(read_object(file).points) == 200 for file in made)
+    assert prepare_views(settings(folder)).num_made == 6 - len(made)
 
 
 def test_objects_that_cannot_be_used_are_left_out_by_name(tmp_path):
@@ -189,11 +213,11 @@ def test_z_may_be_up(tmp_path):
 
 
 def test_names_and_categories(tmp_path):
-    for name in ("chairs/a/model.obj", "chairs/b.ply", "chairs/c.ply", "lone.glb", ".hidden/x.obj"):
+    for name in ("chairs/a/model.obj", "chairs/b.ply", "chairs/c.ply", "lone.glb", "odd~1.obj", ".hidden/x.obj"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write_mesh(tmp_path / name, sphere(rings=3))
     found = {source.name: source.category for source in find_sources(tmp_path)}
-    assert found == {"chairs-a": "chairs", "chairs-b": "chairs", "chairs-c": "chairs", "lone": ""}
+    assert found == {"chairs-a": "chairs", "chairs-b": "chairs", "chairs-c": "chairs", "lone": "", "odd-1": ""}
     write_mesh(tmp_path / "chairs-b.obj", sphere(rings=3))
     with pytest.raises(DataError, match="would both be named 'chairs-b'"):
         find_sources(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hotlap.base.errors import EXIT_OK
@@ -18,6 +19,25 @@ def run_views(request: Request) -> int:
     return _run(request, prepare_views)
 
 
+def run_predict(request: Request) -> int:
+    from hotlap.mesh.predict import predict_mesh
+
+    return _run(request, predict_mesh)
+
+
+def run_eval(request: Request) -> int:
+    from hotlap.mesh.evaluate import eval_mesh
+
+    return _run(request, eval_mesh)
+
+
+def run_train(request: Request) -> int:
+    from hotlap.mesh.train import train_mesh
+    from hotlap.tools.train import train
+
+    return _run(request, partial(train_mesh, train=train))
+
+
 def _run(request: Request, work: Callable[..., Any]) -> int:
     """What the application's function answers, as its own lines or as JSON."""
     if request.common.dry_run:
@@ -28,4 +48,5 @@ def _run(request: Request, work: Callable[..., Any]) -> int:
         _print_json(encode(answer))
     else:
         _print_text("\n".join(answer.lines()))
-    return EXIT_OK
+    code: int = getattr(answer, "exit_code", EXIT_OK)
+    return code

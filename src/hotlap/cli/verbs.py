@@ -107,6 +107,28 @@ VERBS: dict[str, Verb] = {
         "hotlap.mesh.config:ViewsConfig",
         "folder",
     ),
+    "mesh train": Verb(
+        "trains a network on prepared views: the coarse stage, then the refinement",
+        "hotlap mesh train prepared/ --epochs 200",
+        "hotlap.cli.mesh:run_train",
+        "hotlap.mesh.config:MeshTrainConfig",
+        "data",
+    ),
+    "mesh predict": Verb(
+        "the mesh of an object from its pictures and their cameras: OBJ, PLY, GLB, a turntable",
+        "hotlap mesh predict a.png b.png c.png --cameras cameras.txt --weights CHECKPOINT",
+        "hotlap.cli.mesh:run_predict",
+        "hotlap.mesh.config:MeshPredictConfig",
+        "images",
+        many=True,
+    ),
+    "mesh eval": Verb(
+        "how good are its meshes? Chamfer, F-score, normals by category; CSV and pictures",
+        "hotlap mesh eval prepared/ --weights CHECKPOINT",
+        "hotlap.cli.mesh:run_eval",
+        "hotlap.mesh.config:MeshEvalConfig",
+        "data",
+    ),
     "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),
     "list": Verb(
         "lists targets, or runs",

@@ -48,7 +48,7 @@ class ViewsConfig:
     workers: int | None = None
     """Objects worked on at once; by default as many as torch has threads."""
     device: str = "cpu"
-    """Where to render: cpu or cuda."""
+    """Where to render: cpu, cuda or auto."""
 
     def __post_init__(self) -> None:
         for name, least in (("views", 1), ("points", 1), ("supersample", 1), ("variants", 0), ("sheet", 0)):
@@ -103,6 +103,8 @@ class MeshTrainConfig:
     """Decides weights, order, views and points."""
     resume: bool = False
     """Goes on with the newest training of this name: unfinished stages are continued, finished ones kept."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Other options of the network, as --set workload.hidden=64."""
     train: dict[str, Any] = field(default_factory=dict)
     """Any other setting of 'hotlap train', as --set train.clip_norm=1."""
     name: str = "mesh"
@@ -137,6 +139,8 @@ class MeshPredictConfig:
     """Which network the weights are of."""
     stage: Literal["refine", "coarse"] = "refine"
     """Which stage of pixel2mesh-pp the weights are of."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Options of the network, as --set workload.hidden=64; the same that it was trained with."""
     out: Path = Path("predicted")
     """Folder to write to."""
     formats: tuple[str, ...] = ("obj", "ply", "glb")
@@ -168,6 +172,8 @@ class MeshEvalConfig:
     """Which network the weights are of."""
     stage: Literal["refine", "coarse"] = "refine"
     """Which stage of pixel2mesh-pp the weights are of."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Options of the network, as --set workload.hidden=64; the same that it was trained with."""
     split: Literal["held-out", "train", "all"] = "held-out"
     """Which objects to score."""
     hold_out: int = 8

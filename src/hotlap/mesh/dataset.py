@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,11 @@ def split_files(files: Sequence[Path], hold_out: int) -> tuple[list[Path], list[
 
 def with_variants(files: Sequence[Path]) -> list[Path]:
     """Objects to train on, each followed by its stretched copies."""
-    return [file for first in files for file in (first, *sorted(first.parent.glob(f"{first.stem}~*{SUFFIX}")))]
+    return [file for first in files for file in (first, *_variants(first))]
+
+
+def _variants(file: Path) -> list[Path]:
+    return sorted(file.parent.glob(f"{glob.escape(file.stem)}~*{SUFFIX}"))
 
 
 class ViewedObjects(Dataset[Sample]):
@@ -107,6 +112,12 @@ class ViewedObjects(Dataset[Sample]):
             "normals": normals @ camera.camera_from_world.T,
             "num_points": torch.tensor(len(points)),
         }
+
+    def preload(self) -> None:
+        """Reads and decodes all that is kept in memory now: processes that are forked later share it."""
+        for position in range(len(self.files)):
+            thing = self.thing(position)
+            self._images(position, thing, [0])
 
     def thing(self, position: int) -> ViewedObject:
         """The object itself; kept, since its file is small."""

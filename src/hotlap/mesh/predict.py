@@ -17,7 +17,7 @@ from hotlap.data.white_picture import encode_gif, encode_png, read_white_picture
 from hotlap.engine.parts import pick_device
 from hotlap.mesh.cameras import SIZE_PX, Cameras
 from hotlap.mesh.config import MAX_VIEWS, MeshPredictConfig
-from hotlap.mesh.network import faces_of, load_network, predict_vertices
+from hotlap.mesh.network import load_network, predict_vertices
 from hotlap.mesh.preview import as_mesh, strip, turntable
 from hotlap.mesh.sources import read_camera_rows
 from hotlap.records.run import write_atomic
@@ -43,11 +43,12 @@ def predict_mesh(config: MeshPredictConfig, emit: Emit = ignore) -> PredictedMes
     rows = _camera_rows(config, len(paths))
     images = torch.stack([read_white_picture(path, SIZE_PX) for path in paths])
     device = pick_device(config.device)
-    model = load_network(config.network, config.stage, config.weights).to(device)
+    workload, model = load_network(config.network, config.stage, config.workload, config.weights)
+    model = model.to(device)
     emit(events.note(f"{len(paths)} views: {', '.join(path.name for path in paths)}"))
-    vertices = predict_vertices(model, images[None].to(device), rows[None].to(device))[0].float().cpu()
+    vertices = predict_vertices(workload, model, images[None].to(device), rows[None].to(device))[0].cpu()
     in_world = Cameras.from_rows(rows[0]).to_world(vertices)
-    faces = faces_of(model).cpu()
+    faces = workload.faces(model).cpu()
     try:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,6 +26,7 @@ from hotlap.data.mesh_file import Mesh, find_faults, normalised, read_mesh
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.white_picture import encode_jpeg, encode_png
 from hotlap.device.host_random import derived_seed
+from hotlap.engine.parts import pick_device
 from hotlap.mesh.cameras import Cameras, make_rows
 from hotlap.mesh.config import ViewsConfig
 from hotlap.mesh.render import render_views
@@ -71,28 +72,17 @@ class PreparedFolder:
 def prepare_views(config: ViewsConfig, emit: Emit = ignore) -> PreparedFolder:
     """Renders and samples every object of a folder into another; objects that cannot be used are named, not fatal."""
     require_pillow()
+    device = str(pick_device(config.device))
+    config = dataclasses.replace(config, device=device)
     sources = find_sources(config.folder)
     if config.variants and sources[0].ground_truth is not None:
         raise ConfigError(f"variants = {config.variants} of rendered pictures", expected="mesh files, or 0")
     _make_folder(config.out)
     todo = [source for source in sources if not _is_ready(source, config)]
-    failed: dict[str, str] = {}
-    before = torch.get_num_threads()
     emit(events.start("views", len(todo)))
     try:
-        # One thread of torch's own in each: an object's many small steps gain nothing from several.
-        with ThreadPoolExecutor(config.workers or before, initializer=lambda: torch.set_num_threads(1)) as pool:
-            work = {pool.submit(_make_one, source, config, emit): source for source in todo}
-            for done, future in enumerate(as_completed(work), 1):
-                source = work[future]
-                try:
-                    future.result()
-                except DataError as error:
-                    failed[source.name] = str(error)
-                    emit(events.warn(f"{source.name} is left out: {error}"))
-                emit(events.advance("views", done, len(todo), source.name))
+        failed = _make_all(todo, config, emit)
     finally:
-        torch.set_num_threads(before)
         emit(events.finish("views"))
     names = [source.name for source in sources if source.name not in failed]
     if not names:
@@ -106,6 +96,29 @@ def prepare_views(config: ViewsConfig, emit: Emit = ignore) -> PreparedFolder:
     return PreparedFolder(
         folder=config.out, names=tuple(names), num_made=len(todo) - len(failed), failed=dict(sorted(failed.items()))
     )
+
+
+def _make_all(todo: list[Source], config: ViewsConfig, emit: Emit) -> dict[str, str]:
+    """Makes the files of all sources; those that cannot be used, with the reason."""
+    failed: dict[str, str] = {}
+    before = torch.get_num_threads()
+    # One thread of torch's own in each: an object's many small steps gain nothing from several.
+    pool = ThreadPoolExecutor(config.workers or before, initializer=lambda: torch.set_num_threads(1))
+    work = {pool.submit(_make_one, source, config): source for source in todo}
+    try:
+        for done, future in enumerate(as_completed(work), 1):
+            source = work[future]
+            try:
+                for fault in future.result():
+                    emit(events.note(f"{source.name}: {fault}"))
+            except DataError as error:
+                failed[source.name] = str(error)
+                emit(events.warn(f"{source.name} is left out: {error}"))
+            emit(events.advance("views", done, len(todo), source.name))
+    finally:
+        pool.shutdown(cancel_futures=True)  # or Ctrl-C would wait for all that are still to come
+        torch.set_num_threads(before)
+    return failed
 
 
 def _make_folder(folder: Path) -> None:
@@ -150,26 +163,27 @@ def _is_ready(source: Source, config: ViewsConfig) -> bool:
     return True
 
 
-def _make_one(source: Source, config: ViewsConfig, emit: Emit) -> None:
+def _make_one(source: Source, config: ViewsConfig) -> list[str]:
+    """Writes the files of one object; what is odd about it."""
+    faults: list[str] = []
     for variant in range(config.variants + 1):
         if source.ground_truth is not None:
             made = read_rendered(source)
         else:
-            made = view_mesh(source, config, emit, variant=variant)
+            made = view_mesh(source, config, variant=variant)
+        faults = faults or made.about.get("faults", [])
         made = dataclasses.replace(made, about={**made.about, **_stamp(source, config)})
         write_object(object_file(config.out, source.name, variant), made)
+    return faults
 
 
-def view_mesh(source: Source, config: ViewsConfig, emit: Emit = ignore, *, variant: int = 0) -> ViewedObject:
+def view_mesh(source: Source, config: ViewsConfig, *, variant: int = 0) -> ViewedObject:
     """A mesh file, or its n-th variant, as networks learn it: normalised, seen from around, its surface sampled."""
     mesh = upright(read_mesh(source.path), config.up)
     chance = torch.Generator().manual_seed(derived_seed("views", config.seed, source.name, variant))
     if variant:
         factors = torch.exp(STRETCH * (2 * torch.rand(3, generator=chance, dtype=torch.float64) - 1))
         mesh = dataclasses.replace(mesh, vertices=mesh.vertices * factors.numpy())
-    else:
-        for fault in find_faults(mesh).in_words():
-            emit(events.note(f"{source.name}: {fault}"))
     mesh = normalised(mesh, DIAGONAL)
     rows = draw_cameras(config, chance)
     views = render_views(
@@ -184,7 +198,7 @@ def view_mesh(source: Source, config: ViewsConfig, emit: Emit = ignore, *, varia
         cameras=rows,
         points=points,
         normals=normals,
-        about={"file": source.path.name, "num_faces": len(mesh.faces)},
+        about={"file": source.path.name, "num_faces": len(mesh.faces), "faults": find_faults(mesh).in_words()},
     )
 
 

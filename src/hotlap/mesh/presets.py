@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
+from hotlap.mesh.cameras import SIZE_PX
 from hotlap.mesh.pixel2mesh_pp import HIDDEN_LAYERS, MAX_VIEWS
 
 STAGES = {1: "coarse", 2: "refine"}
@@ -36,6 +37,12 @@ class MeshConfig:
     """Points on the predicted faces that stand for the mesh beside its vertices in the loss."""
     batch: int = 16
     """Objects per step."""
+    data: str = ""
+    """Folder that 'hotlap mesh views' prepared; empty for drawn objects."""
+    hold_out: int = 8
+    """Of a prepared folder, every so many-th object by name is judged by and not trained on."""
+    augment: bool = True
+    """Mirror half of the samples of a prepared folder, and exchange their colours."""
     train_objects: int = 200
     """Drawn objects to train on."""
     eval_objects: int = 20
@@ -57,6 +64,7 @@ class MeshConfig:
             "points": (1, None),
             "samples": (0, None),
             "batch": (1, None),
+            "hold_out": (2, None),
             "train_objects": (1, None),
             "eval_objects": (1, None),
         }
@@ -65,6 +73,8 @@ class MeshConfig:
             if value < least or (most is not None and value > most):
                 expected = f"at least {least}" if most is None else f"{least} to {most}"
                 raise ConfigError(f"{name} = {value} is not valid", expected=expected)
+        if self.data and self.size != SIZE_PX:
+            raise ConfigError(f"size = {self.size} with data = {self.data!r}", expected=f"{SIZE_PX}, as prepared views")
 
 
 def full() -> MeshConfig:

@@ -12,8 +12,8 @@ from hotlap.mesh.render import AMBIENT, HEADLIGHT, KEY, KEY_LIGHT, render_views
 
 TURNTABLE_ELEVATION = 20.0
 TURNTABLE_DISTANCE = 0.75
-POINT_REACH = 1
-"""Pixels that a drawn point reaches beyond its own: squares of three make a closed surface of some thousand points."""
+MANY_POINTS = 6000
+"""From so many on, squares of three pixels make a closed surface; fewer points are drawn as squares of five."""
 
 
 def as_mesh(vertices: Tensor, faces: Tensor) -> Mesh:  # [V, 3], [F, 3]
@@ -51,9 +51,9 @@ def draw_points(points: Tensor, normals: Tensor, camera: Cameras) -> Tensor:  # 
     lit = torch.where(facing[:, None] < 0, -normals, normals) @ key
     light = 0.8 * (AMBIENT + KEY * lit.clamp(min=0) + HEADLIGHT * facing.abs())
     depth = (-in_camera[:, 2]).contiguous().view(torch.int32).long()  # the bits of positive floats are in their order
-    reach = torch.arange(-POINT_REACH, POINT_REACH + 1)
+    reach = torch.arange(-1, 2) if len(points) >= MANY_POINTS else torch.arange(-2, 3)
     offsets = torch.cartesian_prod(reach, reach)
-    places = at[:, None] + offsets  # [N, 9, 2]
+    places = at[:, None] + offsets  # [N, 9 or 25, 2]
     inside = ((places >= 0) & (places < SIZE_PX)).all(-1) & (in_camera[:, 2] < 0)[:, None]
     index = (places[..., 1] * SIZE_PX + places[..., 0])[inside]
     numbers = torch.arange(len(points))[:, None].expand(-1, len(offsets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +69,14 @@ def _meshes(folder: Path) -> list[Source]:
         for path in sorted(folder.rglob("*"))
         if path.suffix.lower() in SUFFIXES and not any(p.startswith(".") for p in path.relative_to(folder).parts)
     ]
-    alone = {path for path in files if sum(other.parent == path.parent for other in files) == 1}
+    counts = Counter(path.parent for path in files)
     sources = []
     for path in files:
         parts = path.relative_to(folder).with_suffix("").parts
-        parts = parts[:-1] if path in alone and len(parts) > 1 else parts
+        parts = parts[:-1] if counts[path.parent] == 1 and len(parts) > 1 else parts
         category = parts[0] if len(parts) > 1 else ""
-        sources.append(Source(name="-".join(parts), category=category, path=path))
+        name = "-".join(parts).replace("~", "-")  # which marks variants
+        sources.append(Source(name=name, category=category, path=path))
     return sources
 
 

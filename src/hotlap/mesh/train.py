@@ -10,15 +10,16 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError
 from hotlap.base.events import Emit
+from hotlap.base.format import format_count
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig, find_training
 from hotlap.mesh.config import MeshTrainConfig
 from hotlap.mesh.dataset import prepared_files, split_files
+from hotlap.mesh.network import STAGE_NUMBERS
 from hotlap.records.run import RunRecord
 
 Train = Callable[[TrainConfig, Emit], RunRecord]
 """The tool that trains a target: config in, record back."""
-STAGE_NUMBERS = {"coarse": 1, "refine": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def train_mesh(config: MeshTrainConfig, emit: Emit, train: Train) -> TrainedMesh
         settings = stage_config(config, stage, init)
         record = _finished(settings) if config.resume else None
         if record is None:
-            emit(events.note(f"{settings.name}: {settings.epochs} epochs"))
+            emit(events.note(f"{settings.name}: {format_count(settings.epochs, 'epoch')}"))
             record = train(_resumed(settings) if config.resume else settings, emit)
         records[stage] = record
         if record.status != "complete":
@@ -77,14 +78,14 @@ def stage_config(config: MeshTrainConfig, stage: str, init: str) -> TrainConfig:
     """One stage as the settings of a training."""
     is_second = stage == "refine"
     workload: dict[str, Any] = {
+        **config.workload,
         "data": str(config.data),
-        "views": config.views,
         "points": config.points,
         "hold_out": config.hold_out,
         "augment": config.augment,
     }
     if config.network == "pixel2mesh-pp":
-        workload["stage"] = STAGE_NUMBERS[stage]
+        workload |= {"stage": STAGE_NUMBERS[stage], "views": config.views}
     if is_second:
         workload["init"] = init
     values: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""The mesh networks as workloads: drawn objects, the published losses, Chamfer distance and F-scores."""
+"""The mesh networks as workloads: drawn objects or a prepared folder, the published losses, Chamfer and F-scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hotlap.data.counter_random import EVAL, TRAIN, draw_index
+from hotlap.mesh.dataset import ViewedObjects, collate_views, prepared_files, split_files, with_variants
 from hotlap.mesh.drawn import DrawnObjects, draw_objects
 from hotlap.mesh.loss import coarse_weights, mesh_loss, refine_weights
 from hotlap.mesh.metrics import mesh_scores, vertex_agreement
@@ -35,6 +37,9 @@ def pixel2mesh_pp(
     points: int = 2000,
     samples: int = 4000,
     batch: int = 16,
+    data: str = "",
+    hold_out: int = 8,
+    augment: bool = True,
     train_objects: int = 200,
     eval_objects: int = 20,
     lr: float = 1e-4,
@@ -53,6 +58,9 @@ def pixel2mesh_pp(
             points=points,
             samples=samples,
             batch=batch,
+            data=data,
+            hold_out=hold_out,
+            augment=augment,
             train_objects=train_objects,
             eval_objects=eval_objects,
             lr=lr,
@@ -68,6 +76,9 @@ def pixel2mesh_lite(
     points: int = 2000,
     samples: int = 4000,
     batch: int = 16,
+    data: str = "",
+    hold_out: int = 8,
+    augment: bool = True,
     train_objects: int = 200,
     eval_objects: int = 20,
     lr: float = 1e-4,
@@ -83,6 +94,9 @@ def pixel2mesh_lite(
             points=points,
             samples=samples,
             batch=batch,
+            data=data,
+            hold_out=hold_out,
+            augment=augment,
             train_objects=train_objects,
             eval_objects=eval_objects,
             lr=lr,
@@ -100,9 +114,15 @@ class MeshWorkload(Workload):
     def __init__(self, config: MeshConfig) -> None:
         self.config = config
         self.default_batch = config.batch
+        self._files: tuple[list[Path], list[Path]] = ([], [])
+        self._viewed_train: ViewedObjects | None = None
+        if config.data:
+            self._files = split_files(prepared_files(Path(config.data)), config.hold_out)
 
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
         c = self.config
+        if c.data:
+            return {name: tensor.to(device) for name, tensor in self.collate(self._picked(n, generator)).items()}
         index = draw_index(n, generator)
         return draw_objects(index, views=c.views, size=c.size, points=c.points, seed=c.seed, device=device)
 
@@ -118,10 +138,31 @@ class MeshWorkload(Workload):
         return vertex_agreement(out, ref)
 
     def train_data(self) -> Any:
+        if self.config.data:
+            # The same every time: it keeps what it has decoded.
+            self._viewed_train = self._viewed_train or self._viewed(with_variants(self._files[0]), train=True)
+            return self._viewed_train
         return self._drawn(TRAIN, self.config.train_objects)
 
     def eval_data(self) -> Any:
+        if self.config.data:
+            return self._viewed(self._files[1], train=False)
         return self._drawn(EVAL, self.config.eval_objects)
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        return collate_views(samples)
+
+    def _viewed(self, files: list[Path], *, train: bool) -> ViewedObjects:
+        c = self.config
+        return ViewedObjects(files, views=c.views, points=c.points, train=train, augment=c.augment)
+
+    def _picked(self, n: int, generator: torch.Generator) -> list[dict[str, Tensor]]:
+        """Samples of the training data that the generator alone decides."""
+        data = self.train_data()
+        picked = torch.randint(len(data), (n,), generator=generator).tolist()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
+            return [data[position] for position in picked]
 
     def _drawn(self, split: int, count: int) -> Dataset[dict[str, Tensor]]:
         c = self.config
