@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from killed_trainer import differences
-from tiny_training import column, newest, train, trainer
+from loop_runs import column, newest, train, trainer
 from tiny_workload import Tiny
 from torch import nn
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tiny_training import column, train, trainer, whole
+from loop_runs import column, train, trainer, whole
 from tiny_workload import Tiny
 from torch import nn
 

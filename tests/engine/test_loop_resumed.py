@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from killed_trainer import differences
-from tiny_training import column, newest, train, trainer, whole
+from loop_runs import column, newest, train, trainer, whole
 from tiny_workload import Tiny
 
 from hotlap.base.errors import LoaderDied, UsageError
