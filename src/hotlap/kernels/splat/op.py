@@ -221,7 +221,13 @@ def splat_frame_backward(
     with torch.no_grad():
         drawn = _implementation(name).forward(splats, view)
     found = _gradients(name, splats, view, drawn, (v_colors, v_alphas, v_means2d), asked.split())
-    return [found[one].contiguous() for one in asked.split()]
+    return [_alone(found[one]) for one in asked.split()]
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The same numbers in memory that no other tensor shares, as torch wants it of an operation's results."""
+    shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    return tensor.clone() if shares else tensor.contiguous()
 
 
 @splat_frame_backward.register_fake

@@ -8,7 +8,8 @@
 
 #define COLUMN_SUMS (3 + CHAN + 2 * ABSGRAD)
 #ifndef BUNDLE
-#define BUNDLE (CHAN <= 4 ? 4 : 0)  // splats whose sums are added together; more channels would fill the shared memory
+// Splats whose sums are added together. A block has 48 KiB of shared memory, which more channels or warps would fill.
+#define BUNDLE (CHAN <= 4 && TILE_WARPS * COLUMN_SUMS <= 64 ? 4 : 0)
 #endif
 #define BUNDLE_FLOATS (COLUMN_SUMS * 32 + 4)  // of one splat: its sums, lane by lane, then the centre's x and its number
 #define HALF ((COLUMN_SUMS + 1) / 2)
