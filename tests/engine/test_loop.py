@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from killed_trainer import differences
-from loop_runs import column, newest, train, trainer
 from tiny_workload import Tiny
 from torch import nn
+from whole_training import column, newest, train, trainer
 
 from hotlap.base.errors import UsageError
 from hotlap.engine.journal import read_journal

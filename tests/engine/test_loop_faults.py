@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from loop_runs import column, train, trainer, whole
 from tiny_workload import Tiny
 from torch import nn
+from whole_training import column, train, trainer, whole
 
 from hotlap.base.errors import DataError, LoaderDied, OutOfMemory, StorageError
 from hotlap.engine import checkpoint as checkpoint_module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from killed_trainer import differences
-from loop_runs import column, newest, train, trainer, whole
 from tiny_workload import Tiny
+from whole_training import column, newest, train, trainer, whole
 
 from hotlap.base.errors import LoaderDied, UsageError
 from hotlap.engine.journal import read_journal
