@@ -43,7 +43,7 @@ def check(case: GraphConvCase, impl: str, device: torch.device) -> None:
     conv = run_conv(partial(graph_conv, impl=impl), case, case.support(device))
     got = outputs_and_grads(conv, case.make(device))
     assert {t.dtype for t in got.values()} == {case.dtype}
-    assert disagreements(got, want, case.tolerance) == {}
+    assert disagreements(got, want, case.tolerance, case.typical) == {}
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -42,8 +42,13 @@ def in_float64(inputs: Inputs) -> dict[str, Tensor | None]:
     return {n: t.double() if t is not None and t.is_floating_point() else t for n, t in inputs.items()}
 
 
-def relative_errors(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, float]:
-    """For each name the largest difference over the largest wanted number; not a number where ``got`` is not one."""
+def relative_errors(
+    got: Mapping[str, Tensor], want: Mapping[str, Tensor], typical: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """For each name the largest difference over the largest wanted number; not a number where ``got`` is not one.
+
+    ``typical`` is the size that some usually have: a sum of numbers with either sign may happen to be next to nothing.
+    """
     assert list(got) == list(want), (list(got), list(want))
     errors = {}
     for name, wanted in want.items():
@@ -52,11 +57,13 @@ def relative_errors(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> di
             errors[name] = 0.0
             continue
         difference = (got[name].double().cpu() - wanted.double().cpu()).abs().max()
-        largest = wanted.double().abs().max().cpu()
+        largest = max(wanted.double().abs().max().item(), (typical or {}).get(name, 0.0))
         errors[name] = (difference / largest if largest > 0 else difference).item()
     return errors
 
 
-def disagreements(got: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: float) -> dict[str, float]:
+def disagreements(
+    got: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: float, typical: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """The relative errors that are above the tolerance or not numbers; empty if all agree."""
-    return {name: error for name, error in relative_errors(got, want).items() if not error <= tolerance}
+    return {name: error for name, error in relative_errors(got, want, typical).items() if not error <= tolerance}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotlap.kernels.agreement import Inputs
+from hotlap.kernels.agreement import Inputs, in_float64
+from hotlap.kernels.graph_conv.reference import graph_conv_ref
 from hotlap.kernels.graph_conv.support import Support, support_from_rows
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -77,16 +78,36 @@ class GraphConvCase:
             "residual": normal(self.rows, self.vertices, self.outputs) if self.residual else None,
         }
 
+    @property
+    def typical(self) -> dict[str, float]:
+        """The size of gradients that are sums of the outputs' weights, which have either sign."""
+        return {"grad bias": max(1, self.rows * self.vertices) ** 0.5}
+
+    def decided(self) -> Tensor:  # [R, V, O] float64
+        """1 for outputs, 0 for those so near the kink of the cut that rounding decides on which side they lie.
+
+        The gradients of both sides are right there, and far apart.
+        """
+        if not self.relu:
+            return torch.ones(1, dtype=torch.float64)
+        made = in_float64(self.make(torch.device("cpu")))
+        x, weight, bias = (made[name] for name in ("x", "weight", "bias"))
+        assert x is not None and weight is not None and bias is not None
+        before = graph_conv_ref(x, weight, bias, self.support(torch.device("cpu")), relu=False)
+        return (before.abs() > self.tolerance * max(1.0, before.abs().amax().item() if before.numel() else 0)).double()
+
 
 def run_conv(
     conv: Callable[..., Tensor], case: GraphConvCase, support: Support
 ) -> Callable[[Inputs], dict[str, Tensor]]:
-    """A function from a case's inputs to the layer's output."""
+    """A function from a case's inputs to the layer's output, and to the part of it that gradients are compared of."""
+    decided = case.decided()
 
     def run(inputs: Inputs) -> dict[str, Tensor]:
         share = 0.5 if case.residual else 1.0
         given = [inputs[name] for name in ("x", "weight", "bias")]
-        return {"out": conv(*given, support, relu=case.relu, residual=inputs["residual"], share=share)}
+        out = conv(*given, support, relu=case.relu, residual=inputs["residual"], share=share)
+        return {"out": out.detach(), "decided": out * decided.to(out.device, out.dtype)}
 
     return run
 
