@@ -168,6 +168,14 @@ def test_damaged_compressed_splats_are_named(tmp_path):
             read_splats(tmp_path / "a.ply")
 
 
+def test_coefficients_of_another_number_of_splats_are_refused(tmp_path):
+    write_splats(tmp_path / "a.compressed.ply", make_splats(3, 3))
+    content = (tmp_path / "a.compressed.ply").read_bytes()
+    (tmp_path / "a.compressed.ply").write_bytes(content.replace(b"element sh 3", b"element sh 2"))
+    with pytest.raises(DataError, match="has 2 rows of sh for 3 splats"):
+        read_splats(tmp_path / "a.compressed.ply")
+
+
 def spz_3(version=3, num=1, degree=0, turn=b"\x00\x00\x00\xc0", places=None, rest=b"", magic=b"NGSP") -> bytes:
     places = places or b"".join(value.to_bytes(3, "little", signed=True) for value in (4096, -8192, 2048))
     head = struct.pack("<4sIIBBBB", magic, version, num, degree, 12, 0, 0)
@@ -217,6 +225,21 @@ def test_spz_of_version_4_comes_back_like_version_3(tmp_path):
         np.testing.assert_array_equal(old.means, new.means)
         np.testing.assert_array_equal(old.quats, new.quats)
         np.testing.assert_array_equal(old.shN, new.shN)
+
+
+def test_damaged_streams_of_version_4_are_named(tmp_path):
+    zstandard = pytest.importorskip("zstandard", reason="version 4 is packed with Zstandard")
+    write_spz(tmp_path / "a.spz", make_splats(40, 0), version=4)
+    content = (tmp_path / "a.spz").read_bytes()
+    (tmp_path / "a.spz").write_bytes(content[:112] + bytes(4) + content[116:])  # the mark of the first stream
+    with pytest.raises(DataError, match=r"a\.spz' is damaged"):
+        read_splats(tmp_path / "a.spz")
+    short = [zstandard.ZstdCompressor().compress(bytes(size)) for size in (8, 1, 3, 3, 4)]
+    head = struct.pack("<4sIIBBBBI12x", b"NGSP", 4, 1, 0, 12, 0, 5, 32)
+    table = b"".join(struct.pack("<QQ", len(part), size) for part, size in zip(short, (9, 1, 3, 3, 4), strict=True))
+    (tmp_path / "a.spz").write_bytes(head + table + b"".join(short))
+    with pytest.raises(DataError, match="a stream unpacks to 8 bytes, not 9"):
+        read_splats(tmp_path / "a.spz")
 
 
 def test_spz_of_version_4_without_zstandard_says_what_to_install(tmp_path, monkeypatch):

@@ -110,6 +110,23 @@ def test_a_nerfstudio_scene(tmp_path):
     assert [view.name for view in scene.split()[1]] == ["images/frame_0.png"]
 
 
+def test_point_clouds_of_other_programs(tmp_path):
+    """Colours as floats from 0 to 1, or none; and a file without points."""
+    nerfstudio(tmp_path)
+    head = "ply\nformat ascii 1.0\nelement vertex 1\nproperty double x\nproperty double y\nproperty double z\n"
+    colors = "property float red\nproperty float green\nproperty float blue\n"
+    for text, want in (
+        (head + colors + "end_header\n1 2 3 0 0.5 1\n", [0, 128, 255]),
+        (head + "end_header\n1 2 3\n", [128, 128, 128]),
+    ):
+        (tmp_path / "sparse_pc.ply").write_text(text)
+        scene = read_scene(tmp_path)
+        assert scene.points.tolist() == [[1, 2, 3]] and scene.colors.tolist() == [want]
+    (tmp_path / "sparse_pc.ply").write_text(head.replace("double z", "double w") + "end_header\n1 2 3\n")
+    with pytest.raises(DataError, match=r"sparse_pc\.ply' has no points. Expected an element 'vertex' with x, y and z"):
+        read_scene(tmp_path)
+
+
 def test_lists_of_names_say_what_is_held_out(tmp_path):
     nerfstudio(tmp_path, train_filenames=["images/frame_0.png"], test_filenames=["./images/frame_2.png"])
     assert [view.name for view in read_scene(tmp_path).split()[1]] == ["images/frame_2.png"]
