@@ -289,6 +289,26 @@ def main() -> None:
             kept["jobs"] = [other for other in kept["jobs"] if other["label"] != label] + [job]
             out.write_text(json.dumps(kept, indent=1))
             say(f"  {summary(job)}")
+    for line in compared(kept["jobs"]):
+        say(line)
+
+
+def compared(jobs: list[dict[str, Any]]) -> list[str]:
+    """Each of our trainings beside gsplat's of the same pictures, steps and seed."""
+    lines = []
+    whole = [job for job in jobs if "mean" in job]
+    for job in whole:
+        for other in whole:
+            same = all(job[key] == other[key] for key in ("seed", "steps"))
+            same = same and job["config"]["images"] == other["config"]["images"]
+            if same and job["who"] == "ours" and other["who"] == "gsplat":
+                apart = {name: job["mean"][name] - other["mean"][name] for name in ("psnr", "ssim")}
+                times = other["seconds"] / job["seconds"]
+                lines.append(
+                    f"{job['label']}: {times:.2f}x gsplat's speed, {apart['psnr']:+.3f} dB, SSIM {apart['ssim']:+.4f}, "
+                    f"{job['splats'] / other['splats']:.2f}x the splats"
+                )
+    return lines
 
 
 def run_job(name: str, seed: int, left: float) -> dict[str, Any]:

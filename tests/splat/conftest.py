@@ -22,7 +22,7 @@ TINY_SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     """Threads of torch that wait for each other on a busy machine take longer than such small work."""
     before = torch.get_num_threads()

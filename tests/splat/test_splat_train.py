@@ -19,6 +19,7 @@ from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
+from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.train import train, train_model
@@ -40,6 +41,8 @@ def test_a_training_learns_and_leaves_everything_behind(settings):
     assert [row.step for row in rows] == [20, 40, 60]
     assert rows[-1].values["psnr"] > rows[0].values["psnr"] + 1
     assert rows[-1].values["psnr"] > 15
+    needles = [row.values["anisotropy_median"] for row in read_journal(folder) if row.split == "train"]
+    assert len(needles) == 6 and max(needles) < 5
     results = json.loads((folder / RESULTS).read_text())
     assert results["held_out"]["psnr"] == pytest.approx(rows[-1].values["psnr"])
     assert [image["name"] for image in results["images"]] == ["view_000.png", "view_008.png"]
@@ -59,6 +62,14 @@ def test_no_seed_fails_and_none_changes_which_pictures_are_held_out(trainer, see
     before = made.judge()["psnr"]
     made.run(30)
     assert made.judge()["psnr"] > before + 1
+
+
+def test_many_pictures_are_no_harder_than_few(settings, tmp_path):
+    folder = tmp_path / "many"
+    write_drawn_scene(folder, DrawnScene(num_views=40, width=24, height=16, num_points=300))
+    record = train(settings(scene=str(folder), steps=60, eval_every=20, max_test_views=2))
+    scores = [row.values["psnr"] for row in read_journal(Path(settings().out)) if row.split == "eval"]
+    assert record.status == "complete" and scores[-1] > scores[0]
 
 
 @pytest.mark.parametrize("strategy", ["mcmc", "budget"])
@@ -130,6 +141,19 @@ def test_a_killed_training_is_resumed_bit_for_bit(settings, tmp_path):
     want, got = last_arrays(whole.out), last_arrays(config.out)
     for name in ARRAYS:
         assert torch.equal(want[name], got[name]), name
+
+
+def test_ctrl_c_leaves_a_record_and_the_last_checkpoint(settings):
+    def stop(step, trainer):
+        if step == 20:
+            raise KeyboardInterrupt
+
+    config = settings(checkpoint_every=10)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, watch=stop)
+    record = load_record(config.out)
+    assert record.status == "interrupted" and "--resume" in record.notes[0] and record.verdict.exit_code == 130
+    assert CheckpointStore(Path(config.out) / "checkpoints").steps() == [10]
 
 
 def test_a_single_picture_is_overfitted_and_its_model_saved(settings):

@@ -81,7 +81,8 @@ def _draw_panel(draw: Any, corner: tuple[int, int], name: str, lines: dict[str, 
     draw.text((left, corner[1] + 6), name, fill=(0, 0, 0))
     for share in (0.0, 0.5, 1.0):
         y = bottom + (top - bottom) * share
-        draw.text((corner[0] + 4, y - 6), f"{y0 + (y1 - y0) * share:.4g}", fill=(90, 90, 90))
+        value = y0 + (y1 - y0) * share
+        draw.text((corner[0] + 4, y - 6), f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}", fill=(90, 90, 90))
         x = left + (right - left) * share
         draw.text((x - 14 * share, bottom + 6), f"{x0 + (x1 - x0) * share:.0f}", fill=(90, 90, 90))
     for split, line in lines.items():

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hotlap.splat.step import Key, TrainStep
 
-WARM_CAMERAS = 32
-"""Cameras that are drawn before a recording, which keeps the room for pairs that such frames have needed."""
+WARM_CAMERAS = 8
+"""Cameras, spread over all, that are drawn before a recording, which keeps the room that such frames have needed for
+pairs; so many of the heaviest known are drawn too, and the latest."""
 SPARE = 1.15
 """A recording is made anew when a picture has had so many times the pairs of those drawn before it: there is room for
 a quarter more."""
@@ -46,7 +47,8 @@ class GraphedSteps(EagerSteps):
         self._met: set[tuple[Key, int]] = set()
         self._replays: dict[tuple[Key, int], Callable[[], None]] = {}
         self._most: dict[Key, int] = {}
-        self._recent: deque[tuple[Key, int]] = deque(maxlen=2 * PEEK_EVERY)
+        self._heavy: dict[Key, list[int]] = {}
+        self._recent: deque[tuple[Key, int]] = deque(maxlen=PEEK_EVERY + PEEK_EVERY // 2)
         self._peeks: dict[Key, Peek] = {}
         self._pool: Any = None
         self._stream = self._make_stream()
@@ -111,17 +113,19 @@ class GraphedSteps(EagerSteps):
         return both
 
     def _draw_some(self, key: Key, degree: int) -> int:
-        """The most pairs of some pictures of this size, so that the recording has room for them; the latest too."""
+        """The most pairs of some pictures of this size, so that the recording has room for them."""
         step, frame = self._step, self._step.frame_of(key)
         alike = [number for number, size in enumerate(step.cameras.sizes) if size == key[:2]]
-        chosen = {*alike[:: max(1, len(alike) // WARM_CAMERAS)], *(n for size, n in self._recent if size == key)}
-        now = frame.which.clone()
-        most = torch.zeros_like(frame.pairs)
-        for number in sorted(chosen):
+        chosen = {*alike[:: max(1, len(alike) // WARM_CAMERAS)], *self._heavy.get(key, [])}
+        numbers = sorted(chosen | {number for size, number in self._recent if size == key})
+        now, pairs = frame.which.clone(), []
+        for number in numbers:
             frame.which.fill_(number)
-            most = torch.maximum(most, step.draw(frame, degree).tiles_per_splat.sum())
+            pairs.append(step.draw(frame, degree).tiles_per_splat.sum())
         frame.which.copy_(now)
-        return int(most)
+        found = sorted(zip(torch.stack(pairs).tolist(), numbers, strict=True), reverse=True)
+        self._heavy[key] = [number for _, number in found[:WARM_CAMERAS]]
+        return int(found[0][0])
 
     def _capture(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """What ``work`` would do, without doing it, and the tensors that it would give back."""

@@ -49,7 +49,8 @@ class Together:
     def __init__(self, place: Place, device: torch.device) -> None:
         self.rank, self.size, self.device = place.rank, place.size, device
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            card = device.type == "cuda"
+            dist.init_process_group("nccl" if card else "gloo", device_id=device if card else None)
 
     def reduce(self, grads: dict[str, Tensor], visible: Tensor) -> None:
         for name, grad in grads.items():

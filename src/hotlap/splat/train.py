@@ -110,8 +110,7 @@ def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None
         status, why = "stopped", str(error)
         keeper.emit(events.warn(f"stopped: {why}"))
         keeper.take_best()
-    except KeyboardInterrupt:
-        keeper.save(None)
+    except KeyboardInterrupt:  # perhaps in the midst of a step, which must not be saved
         keeper.close(record, "interrupted", "Stopped at once; --resume goes on from the last checkpoint.", {})
         raise
     except HotlapError as error:

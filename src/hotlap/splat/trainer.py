@@ -106,14 +106,19 @@ class Trainer:
         return level
 
     def _densify(self) -> Changed | None:
-        due = self.config.densify_every and self.step % self.config.densify_every == 0
-        if due and self.team.size > 1:
+        if self.team.size > 1 and self._is_densification_due():
             self.team.share_stats(self.state)
         changed = self.strategy.after(self.step, self.state)
         if changed is not None and self.state.count > REORDER_GROWTH * self._ordered:
             self.state.take(morton_order(self.state.alive("means")))
             self._ordered = self.state.count
         return changed
+
+    def _is_densification_due(self) -> bool:
+        c = self.config
+        if not c.densify_every or self.step % c.densify_every:
+            return False
+        return c.densify_from < self.step < min(c.densify_until, c.steps)
 
     def look_after(self) -> dict[str, float]:
         """What is worth logging; puts right what can be, and stops what cannot. Waits for the device."""
