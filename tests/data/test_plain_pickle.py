@@ -63,6 +63,8 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
         (b"cbuiltins\neval\n(S'1'\ntR.", "asks for builtins.eval"),
         (b"cnumpy.core.multiarray\nscalar\n.", "asks for numpy.core.multiarray.scalar"),
         (b"Pabc\n.", "outside object 'abc'"),
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "LONG_BINPUT names place 2147483647 in 9 bytes"),
+        (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".", "expected 1099511627776 bytes"),
     ],
 )
 def test_what_is_not_data_is_refused_by_name(content, words):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from hotlap.base.errors import DataError
 
+MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET")
 PLAIN_KINDS = "biufc"
 """First letters of the dtypes that may be built; object arrays could hold anything."""
 
@@ -115,6 +117,7 @@ class _Reader(pickle.Unpickler):
 def load_plain_pickle(content: bytes, where: str) -> Any:
     """What a pickle holds, of Python 2 or 3; ``where`` names it in errors."""
     try:
+        _check_sizes(content)
         return _revealed(_Reader(io.BytesIO(content), encoding="latin1").load())
     except (
         pickle.UnpicklingError,
@@ -129,6 +132,13 @@ def load_plain_pickle(content: bytes, where: str) -> Any:
         RecursionError,
     ) as error:
         raise NotPlain(where, str(error) or type(error).__name__) from error
+
+
+def _check_sizes(content: bytes) -> None:
+    """Refuses lengths and places beyond the file's own: Python would reserve memory for them before it looks."""
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name in MEMO and int(argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"{operation.name} names place {argument} in {len(content)} bytes")
 
 
 def _revealed(thing: Any) -> Any:
