@@ -134,7 +134,7 @@ def test_compiles_whole_with_its_gradients(device):
 def test_a_cuda_graph_repeats_it_and_memory_grows_with_the_points():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    made = REAL[2].make(torch.device("cuda"))
+    made = ChamferCase(batch=8, num_x=10_000, num_y=10_000).make(torch.device("cuda"))
     x, y = made["x"].requires_grad_(), made["y"]
 
     def step() -> torch.Tensor:

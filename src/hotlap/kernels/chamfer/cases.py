@@ -99,6 +99,6 @@ SMALL = (
 REAL = (
     ChamferCase(batch=16, num_x=6466, num_y=3000, ragged=True),
     ChamferCase(batch=1, num_x=2466, num_y=9000),
-    ChamferCase(batch=8, num_x=10_000, num_y=10_000),
+    ChamferCase(batch=2, num_x=10_000, num_y=10_000),
 )
-"""A training step, one object, and the size that is compared with ``torch.cdist``: for a card."""
+"""A training step, one object, and two of the size that is compared with ``torch.cdist``: for a card."""

@@ -83,11 +83,13 @@ def _multiply(support, y, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     if SPLIT:
         near = support.to(y.dtype)
         rest = (support - near.to(tl.float32)).to(y.dtype)
-        return tl.dot(near, y) + tl.dot(rest, y)
-    return tl.dot(support, y, input_precision=PRECISION)
+        product = tl.dot(rest, y, tl.dot(near, y))
+    else:
+        product = tl.dot(support, y, input_precision=PRECISION)
+    return product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def local_fwd_kernel(
     y, bias, residual, support, out, positive, num_rows, num_vertices, width, share,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -112,7 +114,7 @@ def local_fwd_kernel(
         tl.store(out + place, z.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def local_bwd_kernel(
     v_out, positive, support, v_y, num_rows, num_vertices, width, share,
     MASKED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,

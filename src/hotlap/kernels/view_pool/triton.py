@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NUMBERS = 2048
-"""Points times channels of a program: 16 numbers of each kind for each of 128 threads."""
+NUMBERS, NUMBERS_BACK = 2048, 1024
+"""Points times channels of a program, forward and backward: 16 or 8 numbers of each kind for each of 128 threads."""
 MAX_CHANNELS = 128
 """Of a program."""
 
@@ -29,7 +29,7 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _by_map(
-    maps: Sequence[Tensor], pixels: Tensor, pitch: int, size: int, bilinear: bool, compat: bool
+    maps: Sequence[Tensor], pixels: Tensor, pitch: int, size: int, bilinear: bool, compat: bool, numbers: int
 ) -> Iterator[tuple[tuple[int, int, int], Tensor, list[float], dict[str, Any]]]:
     """For each map the grid, the map with its channels side by side, numbers and settings."""
     objects, views, points = pixels.shape[:3]
@@ -37,21 +37,21 @@ def _by_map(
     for image in maps:
         channels, height, width = image.shape[1:]
         block_c = max(4, min(MAX_CHANNELS, 1 << (channels - 1).bit_length()))
-        block_p = max(16, NUMBERS // block_c) if image.is_cuda else 16  # interpreted, padding costs as much
+        block_p = max(16, numbers // block_c) if image.is_cuda else 16  # interpreted, padding costs as much
         grid = (-(-points // block_p), -(-channels // block_c), objects)
         scales = [width / size, height / size, float(size - 1)]
-        numbers = [points, width, height, channels, *scales, pitch, total, offset]
+        sizes = [points, width, height, channels, *scales, pitch, total, offset]
         divisor = max(1, size // height) if compat else 1
         settings = {"VIEWS": views, "DIVISOR": divisor, "BILINEAR": bilinear, "BLOCK_P": block_p, "BLOCK_C": block_c}
-        yield grid, image.contiguous(memory_format=torch.channels_last), numbers, settings
+        yield grid, image.contiguous(memory_format=torch.channels_last), sizes, settings
         offset += channels
 
 
 def pool(maps: Sequence[Tensor], pixels: Tensor, size: int, bilinear: bool, compat: bool, out: Tensor) -> None:
     """Fills the first 3 sum(C) columns of ``out`` [B, N, D]."""
     pixels = pixels.float().contiguous()
-    for grid, image, numbers, settings in _by_map(maps, pixels, out.shape[2], size, bilinear, compat):
-        _kernels()["fwd"][grid](image, pixels, out, *numbers, **settings)
+    for grid, image, sizes, settings in _by_map(maps, pixels, out.shape[2], size, bilinear, compat, NUMBERS):
+        _kernels()["fwd"][grid](image, pixels, out, *sizes, **settings)
 
 
 def unpool(
@@ -60,10 +60,10 @@ def unpool(
 ) -> None:  # fmt: skip
     """Adds to the gradients by the maps, each [B * V, H, W, C], and by the pixels; an empty one is not wanted."""
     pixels, v_out = pixels.float().contiguous(), v_out.contiguous()
-    rows = _by_map(maps, pixels, v_out.shape[2], size, bilinear, compat)
-    for (grid, image, numbers, settings), v_map in zip(rows, v_maps, strict=True):
+    rows = _by_map(maps, pixels, v_out.shape[2], size, bilinear, compat, NUMBERS_BACK)
+    for (grid, image, sizes, settings), v_map in zip(rows, v_maps, strict=True):
         wanted = {"WANT_MAP": v_map.numel() > 0, "WANT_PIXELS": v_pixels.numel() > 0}
-        _kernels()["bwd"][grid](image, pixels, v_out, v_map, v_pixels, *numbers, **settings, **wanted)
+        _kernels()["bwd"][grid](image, pixels, v_out, v_map, v_pixels, *sizes, **settings, **wanted)
 
 
 @functools.cache

@@ -48,9 +48,11 @@ def _read(image, pixels, width, height, channels, x_scale, y_scale, limit, c, re
     top, bottom, dy = _axis(row, y_scale, limit, height, BILINEAR)
     if BILINEAR:
         a, b, d, e = _corners(image, left, right, top, bottom, width, channels, c, mask)
-        dx, dy = dx[:, None], dy[:, None]
-        return (a * (1 - dx) + b * dx) * (1 - dy) + (d * (1 - dx) + e * dx) * dy
-    return _load(image, top, left, width, channels, c, mask)
+        x_share, y_share = dx[:, None], dy[:, None]
+        value = (a * (1 - x_share) + b * x_share) * (1 - y_share) + (d * (1 - x_share) + e * x_share) * y_share
+    else:
+        value = _load(image, top, left, width, channels, c, mask)
+    return value
 
 
 @triton.jit
@@ -100,7 +102,7 @@ def view_pool_bwd_kernel(
     squares = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     most = tl.full((BLOCK_P, BLOCK_C), float("-inf"), dtype=tl.float32)
     winner = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.int32)
-    for view in tl.static_range(VIEWS):
+    for view in range(VIEWS):
         here = image + (b * VIEWS + view // DIVISOR) * height * width * channels
         at = pixels + ((b * VIEWS + view) * num_points + p) * 2
         value = _read(here, at, width, height, channels, x_scale, y_scale, limit, c, real, mask, BILINEAR)
@@ -114,7 +116,7 @@ def view_pool_bwd_kernel(
     by_mean = tl.load(row + total, mask=mask, other=0.0).to(tl.float32)
     by_deviation = tl.load(row + 2 * total, mask=mask, other=0.0).to(tl.float32)
     by_deviation = by_deviation / tl.sqrt(squares / VIEWS + 1e-6)
-    for view in tl.static_range(VIEWS):
+    for view in range(VIEWS):
         plane = (b * VIEWS + view // DIVISOR) * height * width * channels
         at = ((b * VIEWS + view) * num_points + p) * 2
         column = tl.load(pixels + at, mask=real, other=0.0)

@@ -1,0 +1,42 @@
+"""Many pictures: the same meshes as one by one, whatever the batch."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from hotlap.base.errors import DataError
+from hotlap.mesh.drawn import draw_objects
+from hotlap.mesh.many import ManyPictures
+from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def encoded(count: int) -> tuple[list[bytes], torch.Tensor]:
+    made = draw_objects(torch.arange(count), views=1, size=224, points=4, seed=0, device=torch.device("cpu"))
+    images = made["image"][:, 0]
+    blobs = []
+    for image in images:
+        stream = io.BytesIO()
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(stream, "PNG")
+        blobs.append(stream.getvalue())
+    return blobs, images
+
+
+def test_batches_with_a_ragged_end_give_every_pictures_mesh(device, plain_float32):
+    torch.manual_seed(0)
+    model = Pixel2MeshLite(subdivisions=0).to(device).eval()
+    blobs, images = encoded(3)
+    many = ManyPictures(model, batch=2, workers=2, dtype=None)
+    got = many(blobs)
+    assert many([]).shape == (0, 12, 3)
+    with pytest.raises(DataError, match="picture 1 cannot be decoded"):
+        many([blobs[0], b"no picture"])
+    many.close()
+    with torch.no_grad():
+        want = model(images.to(device)).cpu()
+    assert got.device.type == "cpu"
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
