@@ -175,7 +175,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.5, help="of training; scoring and the pace come on top")
     parser.add_argument("--steps", type=int, help="so many, in place of what fits into the minutes")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--lr", type=float, help="at its highest; by default 3e-4 coarse, 1e-4 refine")
     parser.add_argument("--clip-norm", type=float, default=1000.0, help="the published weights make large gradients")
     parser.add_argument("--views", type=int, default=3)
     parser.add_argument("--points", type=int, default=4000)
@@ -191,7 +191,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("runs/mesh_proof"), help="checkpoints and curves")
     parser.add_argument("--save-weights", action="store_true", help="also in --out, in half precision")
     parser.add_argument("--out", type=Path, default=Path("mesh_proof"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.lr = args.lr or (3e-4 if args.stage == "coarse" else 1e-4)
+    return args
 
 
 if __name__ == "__main__":

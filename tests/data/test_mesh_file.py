@@ -196,6 +196,7 @@ def test_glb_strips_keep_their_side(tmp_path):
         (lambda d: d.update(extensionsRequired=["KHR_draco_mesh_compression"]), "KHR_draco_mesh_compression"),
         (lambda d: d["accessors"][0].update(count=400), "accessor 0 reaches past the end of its buffer of 48 bytes"),
         (lambda d: d["accessors"][0].update(sparse={}), "accessor 0 is sparse"),
+        (lambda d: d["accessors"][0].pop("bufferView"), "accessor 0 has no data"),
         (lambda d: d["nodes"][0].update(children=[0]), "node 0 lies more than 64 deep"),
         (lambda d: d["buffers"][0].update(uri="../secret.bin"), "'../secret.bin', outside its own folder"),
         (lambda d: d["meshes"][0]["primitives"][0].update(mode=1), "it has no vertices"),
@@ -241,6 +242,38 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path, name, content, words):
     assert name in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
+
+
+def damaged(content, chance):
+    """The content with some bytes changed, removed or added."""
+    content = bytearray(content)
+    for _ in range(chance.integers(1, 6)):
+        at = int(chance.integers(len(content)))
+        kind = chance.integers(3)
+        if kind == 0:
+            content[at] = int(chance.integers(256))
+        elif kind == 1:
+            del content[at : at + int(chance.integers(1, 8))]
+        else:
+            content[at:at] = bytes(chance.integers(48, 58, 3, dtype=np.uint8))
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("suffix", [".obj", ".ply", ".glb"])
+def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path, suffix):
+    write_mesh(tmp_path / f"a{suffix}", painted())
+    contents = [(tmp_path / f"a{suffix}").read_bytes()] + (
+        [ply_bytes(o) for o in ("", ">")] if suffix == ".ply" else []
+    )
+    chance, refused = np.random.default_rng(0), 0
+    for number in range(150):
+        (tmp_path / f"b{suffix}").write_bytes(damaged(contents[number % len(contents)], chance))
+        try:
+            assert len(read_mesh(tmp_path / f"b{suffix}").faces) > 0
+        except MeshFileError:
+            refused += 1
+    assert 0 < refused < 150
 
 
 def test_a_missing_file_and_a_missing_texture_are_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(tmp_path, protocol):
         (b"cbuiltins\neval\n(S'1'\ntR.", "asks for builtins.eval"),
         (b"cnumpy.core.multiarray\nscalar\n.", "asks for numpy.core.multiarray.scalar"),
         (b"Pabc\n.", "outside object 'abc'"),
+        (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".", "1099511627776 bytes are announced, 1 are there"),
     ],
 )
 def test_what_is_not_data_is_refused_by_name(content, words):
@@ -77,3 +79,16 @@ def test_sizes_that_do_not_agree_are_refused():
     assert good != bad
     with pytest.raises(NotPlain, match=r"shape \(127,\) has 3 bytes"):
         load_plain_pickle(bad, "x.dat")
+
+
+def test_a_short_file_cannot_ask_for_much_memory():
+    tracemalloc.start()
+    far_place = b"\x80\x02Nr\xff\xff\xff\x7f."  # puts None at place 2,147,483,647 of a table
+    assert load_plain_pickle(far_place, "x.dat") is None
+    doubled = []
+    for _ in range(64):
+        doubled = [doubled, doubled]
+    found = load_plain_pickle(pickle.dumps(doubled), "x.dat")
+    assert found[0] is found[1]
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

@@ -15,7 +15,7 @@ from hotlap.data.white_picture import encode_png
 from hotlap.mesh.cameras import Cameras, make_rows
 from hotlap.mesh.config import MeshEvalConfig, MeshPredictConfig, ViewsConfig
 from hotlap.mesh.evaluate import eval_mesh
-from hotlap.mesh.network import open_workload
+from hotlap.mesh.network import open_workload, template_of
 from hotlap.mesh.predict import predict_mesh
 from hotlap.mesh.prepare import prepare_views
 from hotlap.mesh.render import render_views
@@ -139,3 +139,13 @@ def test_evaluation_writes_scores_and_pictures(weights, tmp_path):
     bare = MeshEvalConfig(**{**vars(config), "weights": None, "split": "train", "pictures": 0, "chosen": (1, 0)})
     assert eval_mesh(bare, lambda event: heard.append(event.text)).num_objects == 2
     assert any("no weights were given" in text for text in heard)
+
+
+def test_the_template_of_each_network_is_its_own():
+    pytest.importorskip("torchvision", reason="pixel2mesh-lite is made of it")
+    lite = open_workload("pixel2mesh-lite", "refine", {"subdivisions": 1}).build_model()
+    sphere = template_of(lite)
+    radius = (sphere.vertices - torch.tensor([0.0, 0.0, -0.8])).norm(dim=1)
+    assert len(sphere.vertices) == 42 and radius.std() < 1e-6
+    whole = template_of(open_workload("pixel2mesh-pp", "coarse", TINY).build_model())
+    assert whole.vertices.shape == (2466, 3)

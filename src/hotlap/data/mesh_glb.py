@@ -138,7 +138,7 @@ class _Scene:
             raise ValueError(f"accessor {number} is sparse; export it without sparse accessors")
         kind, width, count = np.dtype(KINDS[accessor["componentType"]]), WIDTHS[accessor["type"]], accessor["count"]
         if "bufferView" not in accessor:
-            return np.zeros((count, width))
+            raise ValueError(f"accessor {number} has no data")
         view = self._document["bufferViews"][accessor["bufferView"]]
         data = self._view(accessor["bufferView"])
         stride = view.get("byteStride") or kind.itemsize * width

@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -101,24 +102,42 @@ ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):
+    """The unpickler in Python: the one in C reserves memory for any length or place that a file names."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return ALLOWED[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
 
-    def persistent_load(self, key: Any) -> Any:
-        raise pickle.UnpicklingError(f"it asks for the outside object {key!r}")
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"it asks for the outside object {pid!r}")
+
+    def load_bytearray8(self) -> None:
+        """Reads the bytes before it reserves memory for them."""
+        length = int.from_bytes(self.read(8), "little")
+        content = self.read(length)
+        if len(content) < length:
+            raise pickle.UnpicklingError(f"{length} bytes are announced, {len(content)} are there")
+        self.append(bytearray(content))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
 
 def load_plain_pickle(content: bytes, where: str) -> Any:
     """What a pickle holds, of Python 2 or 3; ``where`` names it in errors."""
     try:
-        return _revealed(_Reader(io.BytesIO(content), encoding="latin1").load())
+        held = _Reader(io.BytesIO(content), encoding="latin1").load()
+        return _revealed(held, {})
     except (
         pickle.UnpicklingError,
         EOFError,
+        struct.error,
         AttributeError,
         IndexError,
         KeyError,
@@ -131,14 +150,18 @@ def load_plain_pickle(content: bytes, where: str) -> Any:
         raise NotPlain(where, str(error) or type(error).__name__) from error
 
 
-def _revealed(thing: Any) -> Any:
-    """The same with real arrays in place of their stand-ins."""
+def _revealed(thing: Any, done: dict[int, Any]) -> Any:
+    """The same with real arrays in place of their stand-ins; what occurs often is made once."""
     if isinstance(thing, _Array):
         return thing.array
-    if isinstance(thing, dict):
-        return {_revealed(key): _revealed(value) for key, value in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return type(thing)(_revealed(item) for item in thing)
     if isinstance(thing, _Dtype) or callable(thing):
         raise pickle.UnpicklingError("it holds a type, not data")
-    return thing
+    if not isinstance(thing, (dict, list, tuple)):
+        return thing
+    if id(thing) not in done:
+        if isinstance(thing, dict):
+            made: Any = {_revealed(key, done): _revealed(value, done) for key, value in thing.items()}
+        else:
+            made = type(thing)(_revealed(item, done) for item in thing)
+        done[id(thing)] = made
+    return done[id(thing)]

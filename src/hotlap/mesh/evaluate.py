@@ -21,10 +21,9 @@ from hotlap.mesh.cameras import Cameras, make_rows
 from hotlap.mesh.config import MeshEvalConfig
 from hotlap.mesh.dataset import ViewedObjects, collate_views, prepared_files, split_files
 from hotlap.mesh.metrics import TAU, mesh_scores
-from hotlap.mesh.network import load_network, open_workload, predict_vertices
+from hotlap.mesh.network import load_network, open_workload, predict_vertices, template_of
 from hotlap.mesh.preview import as_mesh, draw_points, grid
 from hotlap.mesh.render import render_views
-from hotlap.mesh.template import ellipsoid
 from hotlap.mesh.workload import MeshWorkload
 from hotlap.records.run import write_atomic
 
@@ -102,7 +101,7 @@ def score_objects(
 ) -> Iterator[ScoredObject]:
     """The objects of ``data`` one after another, each with its scores and those of the untrained template."""
     faces = workload.faces(model)
-    level = ellipsoid().levels[-1]
+    level = template_of(model)
     for begin in range(0, len(data), batch):
         positions = range(begin, min(begin + batch, len(data)))
         loaded = collate_views([data[position] for position in positions])

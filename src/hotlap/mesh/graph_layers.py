@@ -85,7 +85,7 @@ class MeshBuffers(nn.Module):
     def halved(self, x: Tensor) -> Tensor:  # [B, V, C] -> [B, V + E, C]
         """What vertices have, and the middles of edges behind them: the next level."""
         first, second = self.edges.unbind(1)
-        return torch.cat([x, 0.5 * (x[:, first] + x[:, second])], 1)
+        return torch.cat([x, 0.5 * (x.index_select(1, first) + x.index_select(1, second))], 1)
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ def surface_samples(vertices: Tensor, faces: Tensor, count: int) -> Tensor:  # [
     """
     steps = torch.arange(1, count + 1, device=vertices.device, dtype=torch.float64)
     along, first, second = ((0.5 + steps / _ROOT**power) % 1 for power in (1, 2, 3))
-    corners = vertices[:, faces]  # [B, F, 3, 3]
+    corners = vertices.index_select(1, faces.flatten()).unflatten(1, (-1, 3))  # [B, F, 3, 3]
     with torch.no_grad():
         sides = corners[:, :, 1:] - corners[:, :, :1]
         area = torch.linalg.cross(sides[:, :, 0], sides[:, :, 1]).norm(dim=2).double().cumsum(1)
@@ -97,7 +97,8 @@ def surface_samples(vertices: Tensor, faces: Tensor, count: int) -> Tensor:  # [
 def laplacian(vertices: Tensor, mesh: MeshBuffers) -> Tensor:  # [B, N, 3]
     """Each vertex relative to the mean of its neighbours [B, N, 3]."""
     real = (mesh.values[:, 1:] != 0).to(vertices.dtype)
-    around = (vertices[:, mesh.columns[:, 1:].long()] * real[..., None]).sum(2)
+    index = mesh.columns[:, 1:]
+    around = (vertices.index_select(1, index.flatten()).unflatten(1, index.shape) * real[..., None]).sum(2)
     return vertices - around / real.sum(1, keepdim=True)
 
 
@@ -105,10 +106,10 @@ def edge_slope(vertices: Tensor, edges: Tensor, normals: Tensor, index: Tensor) 
     """The mean |cosine| between edges and the normals of the points nearest to their ends [B]; index [B, N]."""
     beside = normals.gather(1, index.clamp(min=0)[..., None].expand(-1, -1, 3))  # [B, N, 3]
     direction = F.normalize(_edges(vertices, edges), dim=2, eps=1e-12)
-    ends = [(direction * beside[:, end]).sum(2).abs() for end in edges.unbind(1)]
+    ends = [(direction * beside.index_select(1, end)).sum(2).abs() for end in edges.unbind(1)]
     return 0.5 * (ends[0].mean(1) + ends[1].mean(1))
 
 
 def _edges(vertices: Tensor, edges: Tensor) -> Tensor:
     first, second = edges.unbind(1)
-    return vertices[:, first] - vertices[:, second]
+    return vertices.index_select(1, first) - vertices.index_select(1, second)

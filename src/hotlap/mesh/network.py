@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from hotlap.base.errors import UsageError
 from hotlap.measure.weights import load_weights, read_weights
+from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
+from hotlap.mesh.template import Level, ellipsoid, make_level
 from hotlap.mesh.workload import MeshWorkload
 from hotlap.targets import load_target
 
@@ -59,3 +61,10 @@ def predict_vertices(
 ) -> Tensor:  # [B, V, 3, H, W], [B, V, 5]
     """The finest vertices [B, N, 3] in the frame of the first view, in float32."""
     return workload.predict(model, {"image": image, "cameras": cameras}).float()
+
+
+def template_of(model: nn.Module) -> Level:
+    """What an untrained network would predict, at its finest: the sphere of the small one, the ellipsoid of others."""
+    if not isinstance(model, Pixel2MeshLite):
+        return ellipsoid().levels[-1]
+    return make_level(model.mesh.vertices.detach().cpu(), model.mesh.faces.cpu())
