@@ -17,9 +17,9 @@ LEAST = {
     "sh_every": 1, "start_splats": 0, "start_opacity": 1e-4, "start_scale": 1e-4, "start_pixels": 0, "lr_means": 0,
     "lr_decay": 1e-6, "lr_scales": 0, "lr_quats": 0, "lr_opacities": 0, "lr_colors": 0, "lr_background": 0,
     "lr_exposure": 0, "lr_poses": 0, "densify_from": 0, "densify_every": 0, "densify_until": 0, "densify_grad": 0,
-    "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "reset_every": 0, "max_splats": 0,
-    "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0, "log_every": 1,
-    "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
+    "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "prune_scale_from": 0, "reset_every": 0,
+    "max_splats": 0, "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0,
+    "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
 }  # fmt: skip
 MOST = {"sh_degree": 3, "start_opacity": 0.99, "prune_opacity": 0.99, "ssim_weight": 1, "scale": 1}
 
@@ -134,7 +134,9 @@ class SplatTrainConfig:
     prune_opacity: float = 0.005
     """Fainter splats are removed, or moved by mcmc."""
     prune_scale: float = 0.1
-    """Larger splats, in extents of the scene, are removed once opacities were reset; 0 for none."""
+    """Larger splats, in extents of the scene, are removed; 0 for none."""
+    prune_scale_from: int = 3000
+    """Steps until then leave large splats alone."""
     reset_every: int = 3000
     """Steps between resets of the opacities to twice prune_opacity; 0 for never."""
     max_splats: int = 0

@@ -100,10 +100,10 @@ class Adaptive:
         return extents.amax(1) > c.split_scale * self.extent
 
     def _unwanted(self, step: int, state: SplatState, high: Tensor) -> Tensor:  # [N] bool
-        """Faint splats and, once opacities were reset, those that stay huge even when split."""
+        """Faint splats and, after a while, those that stay huge even when split."""
         c = self.config
         unwanted = torch.sigmoid(state.alive("opacities")) < c.prune_opacity
-        if c.prune_scale and c.reset_every and step > c.reset_every:
+        if c.prune_scale and step > c.prune_scale_from:
             extents = torch.exp(state.alive("scales")).amax(1)
             extents = torch.where(high & self._large(state), extents / SHRINK, extents)
             unwanted |= extents > c.prune_scale * self.extent
