@@ -1,6 +1,7 @@
 """What the engine costs: its step against a bare loop's, and a whole training against a bare loop with a plain loader.
 
     python -m benchmarks.engine_overhead --out engine_overhead.json [--devices cuda] [--only unet] [--small] [--graph]
+        [--profile]
 
 Both run in turn in one process, so that the machine's noise falls on both. The engine may take 2% longer.
 The bare loop is written here without any part of the engine. With --graph the engine replays recorded passes, and
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import subprocess
@@ -25,7 +27,7 @@ from typing import Any
 TARGETS = ("unet", "bilstm")
 SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
 PAIRS = 20
-CHUNK_SECONDS = 0.15
+CHUNK_SECONDS = 0.05
 ALLOWED = 0.02
 
 
@@ -140,7 +142,7 @@ def step_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bo
     bare(5), engine(5)
     iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / min(bare(1), engine(1), bare(1)))))
     pairs = []
-    for number in range(3 * num_pairs(device)):
+    for number in range(9 * num_pairs(device)):
         if number % 2:
             first = engine(iterations)
             pairs.append((first, bare(iterations)))
@@ -148,6 +150,22 @@ def step_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bo
             second = bare(iterations)
             pairs.append((engine(iterations), second))
     return pairs
+
+
+def profile_host(target: str, device: str, options: dict[str, Any], *, graph: bool) -> None:
+    """Prints where the host's time of a step goes, of the bare loop and then of the engine."""
+    import cProfile
+    import pstats
+
+    for engine in (False, True):
+        run = stepping(target, device, options, engine=engine, graph=graph)
+        run(50)
+        found = cProfile.Profile()
+        found.enable()
+        ms = run(200)
+        found.disable()
+        print(f"{target} {device} {'engine' if engine else 'bare loop'}: {ms:.3f} ms a step, profiled; of 200 steps:")
+        pstats.Stats(found).sort_stats("tottime").print_stats(25)
 
 
 def _wait(device: str) -> None:
@@ -186,8 +204,13 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TARGETS))
     parser.add_argument("--small", action="store_true", help="small models, for a laptop")
     parser.add_argument("--graph", action="store_true", help="the engine records its passes and replays them")
+    parser.add_argument("--profile", action="store_true", help="where the host's time goes, in both, instead")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.profile:
+        for target, device in itertools.product(given.only.split(","), given.devices.split(",")):
+            profile_host(target, device, SMALL[target] if given.small else {}, graph=given.graph)
+        return
     if given.worker:
         options = SMALL[given.worker] if given.small else {}
         cases = [(device, what) for device in given.devices.split(",") for what in ("step", "run")]

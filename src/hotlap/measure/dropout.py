@@ -6,8 +6,6 @@ wound back when a step is replayed, and processes that share a batch agree with 
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy
 import torch
 from torch import Tensor, nn
@@ -39,8 +37,7 @@ class StepKey:
         """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""
         self._first_sample, self.num_samples = first_sample, num_samples
         # On the host: a dozen operations on a few numbers cost a card more in launches than one copy does.
-        sample = numpy.arange(first_sample, first_sample + num_samples, dtype=numpy.int32)
-        seeds = torch.from_numpy(_seeds(sample, self._step))
+        seeds = torch.from_numpy(_seeds_on_host(first_sample, num_samples, self._step))
         if self._device.type == "cuda":
             seeds = seeds.pin_memory().to(self._device, non_blocking=True)
         self.use(seeds)
@@ -119,21 +116,36 @@ class KeyedDropout(nn.Module):
         return f"p={self.p}, by_channel={self.by_channel}"
 
 
-_Int32 = TypeVar("_Int32", Tensor, "numpy.typing.NDArray[numpy.int32]")
-"""Numbers of 32 bits with a sign, in either library: both wrap around."""
-
-
-def _seeds(sample: _Int32, step: int) -> _Int32:
+def _seeds(sample: Tensor, step: int) -> Tensor:  # [n] int32 -> the same
     return _mix(_mix(sample * ODD + step))
 
 
-def _mix(x: _Int32) -> _Int32:
-    """A 32-bit integer hash, element by element; products wrap around, and the shifts bring in no sign bits."""
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit integer hash, element by element; products wrap around, and the masks keep sign bits out."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D
     x = x ^ ((x >> 15) & 0x1FFFF)
     x = x * -2073254261
     return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _seeds_on_host(first: int, num: int, step: int) -> numpy.typing.NDArray[numpy.int32]:
+    """What :func:`_seeds` makes of consecutive samples, in place and in few calls: every step waits for it."""
+    x = numpy.arange(first, first + num, dtype=numpy.uint32)
+    x *= _UNSIGNED_ODD
+    x += numpy.uint32(step & 0xFFFFFFFF)
+    for _ in range(2):
+        x ^= x >> _SIXTEEN
+        x *= _FACTORS[0]
+        x ^= x >> _FIFTEEN
+        x *= _FACTORS[1]
+        x ^= x >> _SIXTEEN
+    return x.view(numpy.int32)
+
+
+_UNSIGNED_ODD = numpy.uint32(ODD & 0xFFFFFFFF)
+_FACTORS = numpy.uint32(0x7FEB352D), numpy.uint32(0x846CA68B)
+_FIFTEEN, _SIXTEEN = numpy.uint32(15), numpy.uint32(16)
 
 
 def _start_of(number: int) -> int:

@@ -101,6 +101,8 @@ def keyed_dropout_cuda(
         blocks = -(-count // (THREADS * PACK))
         numbers = count, count // len(seeds), start, threshold_of(p)
         _launch(x.device, blocks, LAYOUT.pack(keep.data_ptr(), seeds.data_ptr(), *numbers))
+    if not by_channel and not x.is_contiguous():
+        keep = torch.empty_like(x, dtype=torch.bool).copy_(keep)  # so that the output lies in memory as x does
     return torch.where(keep, x, 0) * (1 / (1 - p))
 
 
