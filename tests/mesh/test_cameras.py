@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hotlap.base.errors import DataError, ShapeError
-from hotlap.mesh.cameras import Cameras, checked_rows, make_rows, project_points, project_to_views
+from hotlap.mesh.cameras import Cameras, checked_rows, make_rows, project_around, project_points, project_to_views
 
 ROWS = [[0, 0, 0, 1.0, 25], [90, 0, 0, 2.0, 25], [37, 25, 0, 1.3, 25], [200, -40, 0, 0.7, 25], [10, 90, 0, 1.5, 25]]
 
@@ -52,6 +52,10 @@ def test_views_of_an_object_share_the_frame_of_the_first():
     for view in range(3):
         want = project_points(cameras[:, view].to_camera(world))
         torch.testing.assert_close(seen[:, view], want)
+    offsets = 0.02 * torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    points = cameras[:, 0].to_camera(world)
+    around = project_to_views((points[:, :, None] + offsets).flatten(1, 2), cameras)
+    torch.testing.assert_close(project_around(points, offsets, cameras), around)
 
 
 def test_points_behind_a_camera_stay_finite():

@@ -108,11 +108,26 @@ def project_points(points: Tensor) -> Tensor:  # [..., N, 3] in a camera's frame
 
 def project_to_views(points: Tensor, cameras: Cameras) -> Tensor:  # [B, N, 3] in the frame of view 0; [B, V] cameras
     """Where the points of each object fall in its views [B, V, N, 2]: column and row in pixels. Differentiable."""
-    rotation = cameras.camera_from_world
-    first = cameras[:, :1]
-    turn = (rotation[..., :, None, :] * first.camera_from_world[..., None, :, :]).sum(-1)  # [B, V, 3, 3]
-    shift = _turned((first.origin - cameras.origin)[..., None, :], rotation)
+    turn, shift = _from_first(cameras)
     return project_points(_turned(points[:, None], turn) + shift)
+
+
+def project_around(points: Tensor, offsets: Tensor, cameras: Cameras) -> Tensor:  # [B, N, 3], [K, 3]; [B, V] cameras
+    """Where the places around each point fall in the views [B, V, N * K, 2], as :func:`project_to_views` has it.
+
+    Points and offsets are turned apart and added then, which is far less to compute than turning their sums.
+    """
+    turn, shift = _from_first(cameras)
+    middle = _turned(points[:, None], turn) + shift  # [B, V, N, 3]
+    around = _turned(offsets, turn)  # [B, V, K, 3]
+    return project_points(middle[..., None, :] + around[:, :, None]).flatten(2, 3)
+
+
+def _from_first(cameras: Cameras) -> tuple[Tensor, Tensor]:  # [B, V] cameras
+    """How to come from the frame of view 0 into that of each view: rotations [B, V, 3, 3], movements [B, V, 1, 3]."""
+    rotation, first = cameras.camera_from_world, cameras[:, :1]
+    turn = (rotation[..., :, None, :] * first.camera_from_world[..., None, :, :]).sum(-1)
+    return turn, _turned((first.origin - cameras.origin)[..., None, :], rotation)
 
 
 def _turned(points: Tensor, rotation: Tensor) -> Tensor:  # [..., N, 3], [..., 3, 3]

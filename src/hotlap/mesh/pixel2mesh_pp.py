@@ -17,7 +17,7 @@ from hotlap.base.shapes import bind_dims
 from hotlap.kernels.graph_conv.support import Support
 from hotlap.kernels.view_pool.op import view_pool
 from hotlap.kernels.view_pool.reference import TAIL
-from hotlap.mesh.cameras import SIZE_PX, Cameras, project_to_views
+from hotlap.mesh.cameras import SIZE_PX, Cameras, project_around, project_to_views
 from hotlap.mesh.cnn import CHANNELS, CNN18
 from hotlap.mesh.graph_layers import PLAIN, GraphConv, MeshBuffers, pass_coordinates
 from hotlap.mesh.template import HypothesisGraph, Template, ellipsoid, hypothesis_graph
@@ -148,7 +148,7 @@ class Refinement(nn.Module):
         """The moved vertices [B, N, 3]."""
         num_objects, count = vertices.shape[:2]
         points = (vertices[:, :, None] + offsets).flatten(1, 2)
-        pixels = project_to_views(points, views)
+        pixels = project_around(vertices, offsets, views)
         x = view_pool(maps, pixels, points, size=SIZE_PX, impl=self.impl)
         x = x.view(num_objects * count, len(offsets), -1)
         score = self._scores(x, support).view(num_objects, count, len(offsets), 1)
