@@ -159,12 +159,12 @@ def profile_host(target: str, device: str, options: dict[str, Any], *, graph: bo
 
     for engine in (False, True):
         run = stepping(target, device, options, engine=engine, graph=graph)
-        run(50)
+        run(10)
         found = cProfile.Profile()
         found.enable()
-        ms = run(200)
+        ms = run(100)
         found.disable()
-        print(f"{target} {device} {'engine' if engine else 'bare loop'}: {ms:.3f} ms a step, profiled; of 200 steps:")
+        print(f"{target} {device} {'engine' if engine else 'bare loop'}: {ms:.3f} ms a step, profiled; of 100 steps:")
         pstats.Stats(found).sort_stats("tottime").print_stats(25)
 
 
