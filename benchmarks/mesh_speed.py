@@ -116,7 +116,7 @@ def pixel2mesh_pp() -> Iterator[Finding]:
         with inferring(dtype, tf32):
             return model(image[:count], cameras[:count])
 
-    want = torch.cat([run(plain, 4, None)])
+    want = run(plain, 4, None)
     size = (want.amax(1) - want.amin(1)).norm(dim=1)
     bf16 = torch.bfloat16
     for arm, model, dtype, tf32 in (

@@ -16,7 +16,7 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def encoded(count: int) -> tuple[list[bytes], torch.Tensor]:
-    made = draw_objects(torch.arange(count), views=1, size=224, points=4, seed=0, device=torch.device("cpu"))
+    made = draw_objects(torch.arange(count), views=1, size=64, points=4, seed=0, device=torch.device("cpu"))
     images = made["image"][:, 0]
     blobs = []
     for image in images:
@@ -30,7 +30,7 @@ def test_batches_with_a_ragged_end_give_every_pictures_mesh(device, plain_float3
     torch.manual_seed(0)
     model = Pixel2MeshLite(subdivisions=0).to(device).eval()
     blobs, images = encoded(3)
-    many = ManyPictures(model, batch=2, workers=2, dtype=None)
+    many = ManyPictures(model, batch=2, size=64, workers=2, dtype=None)
     got = many(blobs)
     assert many([]).shape == (0, 12, 3)
     with pytest.raises(DataError, match="picture 1 cannot be decoded"):

@@ -11,7 +11,7 @@ from hotlap.measure.gate import GateKeeper
 from hotlap.mesh.cameras import Cameras, project_to_views
 from hotlap.mesh.drawn import draw_objects
 from hotlap.mesh.presets import MeshConfig, full, small
-from hotlap.mesh.workload import Pixel2MeshPPWorkload, is_cnn, pixel2mesh_lite, pixel2mesh_pp
+from hotlap.mesh.workload import Pixel2MeshPPWorkload, is_cnn, pixel2mesh_pp
 from hotlap.targets import load_target
 
 CPU = torch.device("cpu")
@@ -65,13 +65,13 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_objects(target):
 
 
 def test_a_short_training_brings_the_mesh_nearer():
-    workload = pixel2mesh_pp(**{**TINY, "stage": 1, "hidden": 32})
+    workload = pixel2mesh_pp(**{**TINY, "stage": 1})
     torch.manual_seed(0)
     model = workload.build_model()
     optimizer = workload.optimizer(model)
-    batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+    batch = workload.make_batch(1, CPU, torch.Generator().manual_seed(0))
     losses = []
-    for _ in range(5):
+    for _ in range(3):
         total, count = workload.loss(model, batch)
         optimizer.zero_grad()
         (total / count).backward()
@@ -101,13 +101,12 @@ def test_published_weight_decay_and_frozen_parts():
     assert is_cnn("encoder.conv1.weight") and not is_cnn("blocks.0.first.weight")
 
 
-def test_the_gate_is_green_for_half_precision_and_kernels():
+def test_the_gate_is_green_for_kernels():
     workload = pixel2mesh_pp(**{**TINY, "stage": 1})
     keeper = GateKeeper(workload, mode="infer", batch=1, steps=1, seed=0)
-    for arm in ("cpu:bf16", "cpu:kernels"):
-        gate = keeper.judge(parse_arm(arm))
-        assert gate.passed, gate.checks
-        assert "vertices in place" in {check.name for check in gate.checks}
+    gate = keeper.judge(parse_arm("cpu:kernels"))
+    assert gate.passed, gate.checks
+    assert "vertices in place" in {check.name for check in gate.checks}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +126,6 @@ def test_presets_and_targets():
 
 def test_weights_of_another_network_are_refused(tmp_path):
     file = tmp_path / "lite.pt"
-    torch.save(pixel2mesh_lite(subdivisions=0).build_model().state_dict(), file)
+    torch.save({"encoder.conv1.weight": torch.zeros(64, 3, 7, 7)}, file)
     with pytest.raises(UsageError, match=r"lite.pt' holds weights of another network: '.*' is on one side only"):
         pixel2mesh_pp(**TINY, init=str(file)).build_model()

@@ -42,7 +42,7 @@ def test_closed_and_seen_from_outside(level):
     assert (((a + b + c) * torch.linalg.cross(b - a, c - a)).sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS[:4], ids=lambda level: str(len(level.vertices)))
+@pytest.mark.parametrize("level", [LEVELS[n] for n in (0, 1, 3)], ids=lambda level: str(len(level.vertices)))
 def test_the_support_is_the_scaled_laplacian(level):
     first, second = level.edges.unbind(1)
     count = len(level.vertices)

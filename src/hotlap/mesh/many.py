@@ -25,14 +25,22 @@ class ManyPictures:
     """Runs a network on encoded pictures in batches of one size; on a card each batch is one recorded CUDA graph."""
 
     def __init__(
-        self, model: Pixel2MeshLite, *, batch: int = 128, workers: int = 0, dtype: torch.dtype | None = torch.bfloat16
+        self,
+        model: Pixel2MeshLite,
+        *,
+        batch: int = 128,
+        size: int = SIZE_PX,
+        workers: int = 0,
+        dtype: torch.dtype | None = torch.bfloat16,
     ) -> None:
-        """``workers`` threads decode, 0 for as many as there are cores; ``dtype`` is autocast's, None for none."""
+        """Pictures are scaled to ``size``. ``workers`` threads decode, 0 for as many as there are cores; ``dtype`` is
+        autocast's, None for none.
+        """
         self._model, self._batch, self._dtype = model.eval(), batch, dtype
         self._device = model.mesh.vertices.device
         self._pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="hotlap-decode")
         on_card = self._device.type == "cuda"
-        shape = (batch, SIZE_PX, SIZE_PX, 3)
+        shape = (batch, size, size, 3)
         self._slots = [torch.zeros(shape, dtype=torch.uint8, pin_memory=on_card) for _ in range(_SLOTS)]
         self._copied = [torch.cuda.Event() for _ in range(_SLOTS)] if on_card else []
         self._step: Any = self._plain_step
@@ -99,6 +107,6 @@ def _decode_into(content: bytes, number: int, place: np.ndarray) -> None:
         raise DataError(
             f"picture {number} cannot be decoded: {error}", expected="a PNG or JPEG file's bytes"
         ) from error
-    if picture.size != (SIZE_PX, SIZE_PX):
-        picture = picture.resize((SIZE_PX, SIZE_PX))
+    if picture.size != place.shape[1::-1]:
+        picture = picture.resize((place.shape[1], place.shape[0]))
     place[:] = np.asarray(picture)

@@ -70,7 +70,7 @@ class CoarseStage(nn.Module):
     """The first stage (MVP2M), 19,051,385 parameters: an ellipsoid deformed in three blocks, each finer.
 
     Features are the nearest pixels of the maps of 56, 28, 14 and 7 pixels. The graph convolutions stay in float32 under
-    autocast: they predict coordinates outright, and 16 bits would move vertices by a hundredth of the object.
+    autocast: they predict coordinates outright, and bfloat16 would move vertices by 2e-3 of the object's size.
     """
 
     def __init__(
