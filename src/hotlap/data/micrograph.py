@@ -172,8 +172,6 @@ def normalise(
     """
     step = max(1, int(np.sqrt(pixels.shape[0] * pixels.shape[1] / 1_000_000)))
     floor, ceiling = np.percentile(pixels[::step, ::step].astype(np.float64), (low, high))
-    scaled = (pixels.astype(np.float32) - np.float32(floor)) * np.float32(
-        1 / (ceiling - floor) if ceiling > floor else 0
-    )
-    made = np.clip(scaled, 0, 1)
+    stretch = 1 / (ceiling - floor) if ceiling > floor else 0.0
+    made = np.clip((pixels.astype(np.float32) - np.float32(floor)) * np.float32(stretch), 0, 1)
     return np.ascontiguousarray(np.broadcast_to(made, (*made.shape[:2], 3)))
