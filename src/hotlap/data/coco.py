@@ -92,7 +92,7 @@ def coco_image(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The entries of one image: itself and its annotations, numbered from ``first_id``."""
     height, width = image.labels.shape
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for label, counts in label_runs(image.labels).items():
         annotations.append(
             {
