@@ -24,7 +24,7 @@ _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Predictor:
-    """Tiles [n, 3, h, w] in [0, 1] become probabilities [n, M, h, w] of the maps called ``names``, on its device."""
+    """Tiles [n, 3, h, w], bytes or in [0, 1], become probabilities [n, M, h, w] of the maps ``names`` on its device."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Predictor:
         cast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
         try:
             with torch.inference_mode(), cast:
-                if on_card:
-                    tiles = tiles.contiguous().pin_memory()
-                given = tiles.to(self.device, non_blocking=on_card).contiguous(memory_format=self.layout)
+                given = tiles.pin_memory().to(self.device, non_blocking=True) if on_card else tiles
+                given = given.contiguous(memory_format=self.layout)
+                given = given.float().div_(255) if given.dtype == torch.uint8 else given
                 return torch.sigmoid(self.model(given).float())
         except torch.OutOfMemoryError as error:
             count, _, height, width = tiles.shape
