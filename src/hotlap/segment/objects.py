@@ -1,7 +1,7 @@
 """What is measured on each object: size, shape and confidence, in pixels or in micrometres.
 
 Area counts pixels. The perimeter is Crofton's, from the runs of pixels along four directions: on discs it is within
-about 2%, where walking along the sides of pixels gives a square's perimeter for a circle. Feret's diameters are taken on
+about 2%, where walking along the sides of pixels gives a square's perimeter for a circle. Feret's diameters come from
 the convex hull of the pixels' corners, so that a row of ten pixels is ten long and one wide.
 """
 
