@@ -82,5 +82,7 @@ def test_drawn_cells_touch_and_are_numbered():
     assert 0.05 < (labels > 0).mean() < 0.6
     again, other = draw_cells(3, size=96, seed=0)[0], draw_cells(4, size=96, seed=0)[0]
     assert (again == image).all() and (other != image).any()
+    for index in range(20):
+        assert draw_cells(index, size=32, seed=1)[1].any()
     with pytest.raises(ConfigError, match="size = 8 "):
         draw_cells(0, size=8, seed=0)

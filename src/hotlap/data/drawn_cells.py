@@ -54,7 +54,7 @@ def _place_cells(random: np.random.Generator, size: int) -> np.ndarray[Any, np.d
     second = np.arange(1, count, 2)
     reach = 0.85 * (short[second] + short[second - 1])[:, None]
     centre[second] = centre[second - 1] + reach * np.stack([np.cos(angle[second]), np.sin(angle[second])], 1)
-    return np.column_stack([centre, long, short, random.uniform(0.0, math.pi, count)])
+    return np.column_stack([centre.clip(0.0, size), long, short, random.uniform(0.0, math.pi, count)])
 
 
 def _paint(cells: np.ndarray[Any, Any], size: int) -> tuple[Numbered, np.ndarray[Any, Any]]:

@@ -13,25 +13,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hotlap.base.errors import DataError
+from hotlap.data.micrograph import normalise
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
 from hotlap.segment.targets import label_maps
 from hotlap.workload import BadSample
 
 ZOOM = math.log(1.4)
 """Crops show their cells up to 1.4 times larger or smaller."""
-LOW, HIGH = 1.0, 99.8
-"""Percentiles of a picture's values that become black and white."""
 
 Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Picture ``i`` [H, W, 3] and its label [H, W]."""
 
 
 def stretched(image: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:  # [H, W, C] -> the same, uint8
-    """The picture from black to white: its darkest hundredth and brightest 1 in 500 are cut off, over all channels."""
-    low, high = np.percentile(image, (LOW, HIGH))
-    if high <= low:
-        low, high = float(image.min()), float(max(image.max(), image.min() + 1))
-    return ((image.astype(np.float32) - low) * (255.0 / (high - low))).clip(0, 255).astype(np.uint8)
+    """The picture from black to white, as it is seen in use, in bytes."""
+    return np.round(255 * normalise(image)).astype(np.uint8)
 
 
 class CellImages(Dataset[dict[str, Tensor]]):
