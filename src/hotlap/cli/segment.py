@@ -25,7 +25,7 @@ def run_train(request: Request) -> int:
         return _dry_run(request, preview(request_to_engine))
     with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
         record = train(request_to_engine, door)
-    path = keep_weights(Path(record.path).parent, config.model, config.width, config.out)
+    path = keep_weights(Path(record.path).parent, config.out)
     _print_record(record, request.common)
     if not request.common.json:
         make_console().print(Text(f"weights  {path}"))

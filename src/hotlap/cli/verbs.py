@@ -100,6 +100,13 @@ VERBS: dict[str, Verb] = {
         "records",
         many=True,
     ),
+    "segment predict": Verb(
+        "finds, outlines and measures the objects in a folder of pictures: labels, CSV, COCO, YOLO, ROI, GeoJSON",
+        "hotlap segment predict pictures/ --model CHECKPOINT --out segmented/ --formats labels,csv,coco",
+        "hotlap.cli.segment_predict:run_predict",
+        "hotlap.segment.predict_config:SegmentPredictConfig",
+        "folder",
+    ),
     "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),
     "list": Verb(
         "lists targets, or runs",
@@ -125,6 +132,6 @@ VERBS: dict[str, Verb] = {
 }
 
 GROUPS: dict[str, str] = {
-    "segment": "finds cells in images, each by itself",
+    "segment": "finds cells and other objects in pictures, each by itself: training, scores, prediction",
 }
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""

@@ -38,20 +38,29 @@ class Picture:
     """From 0; None where the file holds one picture."""
     pixels: np.ndarray  # [H, W, C], C is 1 or 3
     """Samples as the file has them: whole numbers of 8 to 64 bits, or floats."""
+    num_pages: int = 1
+    """Pictures in the file."""
 
     @property
     def name(self) -> str:
         """What results of it are called: the file's stem, and the page if there are several."""
-        return self.path.stem if self.page is None else f"{self.path.stem}_page{self.page:04d}"
+        return page_name(self.path.stem, self.page)
 
 
-def read_pictures(path: Path, *, most_pixels: int = MOST_PIXELS) -> Iterator[Picture]:
-    """The pictures of a file, one after the other."""
+def page_name(stem: str, page: int | None) -> str:
+    """The name of a page's results."""
+    return stem if page is None else f"{stem}_page{page:04d}"
+
+
+def read_pictures(
+    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset()
+) -> Iterator[Picture]:
+    """The pictures of a file, one after the other; pages to ``skip`` are not decoded."""
     try:
         with open(path, "rb") as file:
             start = file.read(4)
         if start in _TIFF:
-            yield from _read_tiff(path, most_pixels)
+            yield from _read_tiff(path, most_pixels, skip)
         else:
             yield Picture(path, None, _checked(_read_other(path, most_pixels), path))
     except UnreadablePicture:
@@ -115,12 +124,14 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
     return samples.astype(samples.dtype.newbyteorder("="))
 
 
-def _read_tiff(path: Path, most_pixels: int) -> Iterator[Picture]:
+def _read_tiff(path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
     pages = list(read_pages(path))
     for number, page in enumerate(pages):
+        if number in skip:
+            continue
         _check_size(page.width, page.height, most_pixels)
         pixels = _checked(_tiff_samples(page, number, most_pixels), path)
-        yield Picture(path, number if len(pages) > 1 else None, pixels)
+        yield Picture(path, number if len(pages) > 1 else None, pixels, len(pages))
 
 
 def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [H, W, C]
@@ -172,8 +183,6 @@ def normalise(
     """
     step = max(1, int(np.sqrt(pixels.shape[0] * pixels.shape[1] / 1_000_000)))
     floor, ceiling = np.percentile(pixels[::step, ::step].astype(np.float64), (low, high))
-    scaled = (pixels.astype(np.float32) - np.float32(floor)) * np.float32(
-        1 / (ceiling - floor) if ceiling > floor else 0
-    )
-    made = np.clip(scaled, 0, 1)
+    stretch = 1 / (ceiling - floor) if ceiling > floor else 0.0
+    made = np.clip((pixels.astype(np.float32) - np.float32(floor)) * np.float32(stretch), 0, 1)
     return np.ascontiguousarray(np.broadcast_to(made, (*made.shape[:2], 3)))

@@ -11,6 +11,8 @@ from hotlap.engine.config import CHECKPOINTS, Precision, TrainConfig
 
 TARGET = "cells"
 RUNS = "runs"
+WEIGHTS = "weights.pt"
+"""What a training leaves in its folder: the names and values of the network's weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +96,25 @@ def training(config: SegmentTrainConfig) -> TrainConfig:
     )
 
 
-def keep_weights(run: Path, model: str, width: int, out: Path) -> Path:
-    """The file of weights in ``out``, from the last checkpoint of a training's folder."""
+def keep_weights(run: Path, out: Path) -> Path:
+    """The file of weights in ``out``, from the last checkpoint of a training's folder.
+
+    The last, not the best: the best is chosen by the held-out images, which it could then no longer be judged by.
+    """
+    import torch
+
     from hotlap.engine.checkpoint import CheckpointStore
-    from hotlap.segment.weights import WEIGHTS, NetSpec, save_net
+    from hotlap.engine.durable import staged, storage_error
+    from hotlap.measure.weights import read_weights
 
     checkpoint = CheckpointStore(run / CHECKPOINTS).load("latest")
     if checkpoint is None:
         raise DataError(f"the training in {str(run)!r} has left no checkpoint", remedy="Train it for a few steps more")
-    averaged = checkpoint.state["ema"]
-    state = {name.removeprefix("module."): value for name, value in averaged.items() if name.startswith("module.")}
     path = out / WEIGHTS
-    save_net(path, NetSpec(model=model, width=width), state or checkpoint.state["model"])
+    try:
+        with staged(out, WEIGHTS) as (file, publish):
+            torch.save(read_weights(checkpoint.path), file)
+            publish(path)
+    except OSError as error:
+        raise storage_error(path, error, f"Free some space; the checkpoint is {str(checkpoint.path)!r}") from error
     return path

@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
+from hotlap.data.outline import Outline, Polygon
 from hotlap.kernels.instances.op import simplify, trace
-
-
-@dataclass(frozen=True)
-class Polygon:
-    """One connected part of an object; corners in pixels, x to the right, y down, the image's corner at (0, 0)."""
-
-    outer: np.ndarray  # [P, 2] float64
-    """Corners around it, clockwise on the screen."""
-    holes: tuple[np.ndarray, ...] = ()  # [Q, 2] float64 each
-    """Corners around each of its holes, the other way round."""
-
-
-@dataclass(frozen=True)
-class Outline:
-    """One object's polygons."""
-
-    label: int
-    parts: tuple[Polygon, ...]
-    """One for each connected part; objects made by ``split`` have one."""
-    inside: int = 0
-    """The object in whose hole this one lies; 0 if in none."""
 
 
 def outlines(labels: np.ndarray, *, tolerance: float = 0.0) -> list[Outline]:  # [H, W]

@@ -32,15 +32,19 @@ class SegmentEvalConfig:
     data: Path = Path()
     """Folder with images/ and labels/ of the same stems, or one npz file of them."""
     model: str = OTSU
-    """Weights, or the folder of a training; otsu for a threshold and a watershed, with nothing learned."""
+    """Weights, or the folder of a training; a network's name with weights; otsu for a threshold and a watershed."""
+    weights: Path | None = None
+    """Trained weights of a network given by name."""
     out: Path = Path("segment-eval")
     """Folder for scores.json, images.csv and pictures/."""
     split: Literal["held-out", "train", "all"] = "held-out"
     """Which images: every fifth by name, the others, or all."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Number format of the network."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers that the network computes with."""
+    channels_last: bool = False
+    """Images in NHWC order."""
     batch: int = 8
     """Tiles that go through the network together."""
     tile: int = 1024
@@ -106,22 +110,22 @@ def _predictor(config: SegmentEvalConfig) -> Predictor:
     """What gives the maps [M, H, W] of each image with its number, in any order."""
     if config.model == OTSU:
         return _by_threshold
-    import torch
-
-    from hotlap.engine.parts import pick_device
+    from hotlap.segment.network import load_predictor
+    from hotlap.segment.predict_config import SegmentPredictConfig
     from hotlap.segment.tiles import TileConfig, predict_maps
-    from hotlap.segment.weights import load_net
 
-    device = pick_device(config.device)
-    net, _ = load_net(Path(config.model), device)
     tiles = TileConfig(tile=config.tile, overlap=min(128, config.tile // 4), multiple=32, batch=config.batch)
-    half = config.precision == "bf16-mixed"
-
-    def predict(batch: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-            return torch.sigmoid(net(batch.to(device)).float())
-
-    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), predict, tiles)
+    net = load_predictor(
+        SegmentPredictConfig(
+            folder=config.data,
+            model=config.model,
+            weights=config.weights,
+            device=config.device,
+            precision=config.precision,
+            channels_last=config.channels_last,
+        )
+    )
+    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), net, tiles)
 
 
 def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:

@@ -146,7 +146,8 @@ def predict_maps(
     """
     waiting: dict[tuple[int, int], list[Waiting]] = {}
     for index, picture in enumerate(pictures):
-        plan = plan_tiles(*picture.shape[:2], config)
+        height, width = picture.shape[:2]
+        plan = plan_tiles(height, width, config)
         canvas = _Canvas(index, plan, config)
         shape = (plan.tile_height, plan.tile_width)
         for top, left in plan.places():

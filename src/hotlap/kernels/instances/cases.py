@@ -27,7 +27,7 @@ def nested() -> np.ndarray:  # [13, 13]
 
 
 def blobs(height: int, width: int, num: int, seed: int = 0) -> np.ndarray:  # [height, width]
-    """Discs that touch and cut into one another, with holes; every label is one 4-connected part or absent."""
+    """Discs that touch and cut into one another, with holes; a label may lie in parts or be covered."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     labels = np.zeros((height, width), np.int32)
