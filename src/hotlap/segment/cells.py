@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hotlap.segment.targets import MAPS
 from hotlap.workload import Agreement, Batch, Workload
 
 WEIGHT_DECAY = 0.01
-DISTINCT = 8
+DISTINCT = 4
 """Drawing is slow: a batch made for measuring repeats so many pictures."""
 
 
@@ -96,7 +96,7 @@ class CellWorkload(Workload):
         else:
             picked = list(range(min(n, DISTINCT)))
             index = draw_index(len(picked), generator).tolist()
-            images = CellImages(len(index), partial(_draw, index, c.size, c.seed))
+            images = _drawn_images(tuple(index), c.size, c.seed)
             picked = [picked[i % len(picked)] for i in range(n)]
         centres = [CellCentres(images, size=c.size)[position] for position in picked]
         batch = self.collate([{name: sample[name] for name in ("image", "maps")} for sample in centres])
@@ -106,15 +106,15 @@ class CellWorkload(Workload):
         return _to(batch, device)
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        image = _unit(batch["image"], next(model.parameters()).dtype)
-        if "turn" in batch:
-            image = recoloured(turned(image, batch["turn"]), batch["colour"].to(image.dtype))
-        return model(image)
+        """The scores of the images as they are; only the loss turns and recolours them."""
+        return model(_unit(batch["image"], next(model.parameters()).dtype))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
-        scores = self.predict(model, batch)
-        maps = _unit(batch["maps"], scores.dtype)
-        return cell_loss(scores, turned(maps, batch["turn"]) if "turn" in batch else maps)
+        image, maps = (_unit(batch[name], next(model.parameters()).dtype) for name in ("image", "maps"))
+        if "turn" in batch:
+            image = recoloured(turned(image, batch["turn"]), batch["colour"].to(image.dtype))
+            maps = turned(maps, batch["turn"])
+        return cell_loss(model(image), maps)
 
     def optimizer(self, model: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
         """AdamW; biases and the parameters of norms do not decay."""
@@ -167,6 +167,12 @@ class CellWorkload(Workload):
         count = c.train_images if which == TRAIN else c.eval_images
         index = split_index(which, torch.arange(count)).tolist()
         return CellImages(count, partial(_draw, index, c.size, c.seed))
+
+
+@lru_cache(maxsize=8)
+def _drawn_images(index: tuple[int, ...], size: int, seed: int) -> CellImages:
+    """Pictures made for measuring; arms and batch sizes ask for the same ones again and again."""
+    return CellImages(len(index), partial(_draw, list(index), size, seed))
 
 
 def _read(found: list[InstanceImage], position: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
