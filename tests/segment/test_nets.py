@@ -28,7 +28,7 @@ def test_size_is_the_published_one(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("size", [(1, 1), (33, 50), (64, 32)])
+@pytest.mark.parametrize("size", [(1, 1), (33, 50)])
 def test_any_size_and_any_number_of_maps(name, size, device):
     net = fresh(name, in_channels=2, maps=3, width=8).to(device)
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_images_of_a_batch_do_not_meet(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_weight_that_is_trained_has_a_gradient(name):
-    net = build_net(name, width=8, maps=2)
+    net = fresh(name, width=8, maps=2)
     net(torch.rand(2, 3, 64, 64)).square().sum().backward()
     idle = [n for n, p in net.named_parameters() if p.requires_grad and (p.grad is None or not bool(p.grad.any()))]
     assert idle == []

@@ -115,9 +115,23 @@ VERBS: dict[str, Verb] = {
         "hotlap.cli.commands:ListConfig",
         "what",
     ),
+    "segment train": Verb(
+        "teaches a network to find cells, from a folder of images and numbered labels",
+        "hotlap segment train cells --model resunet-small --out trained",
+        "hotlap.cli.segment:run_train",
+        "hotlap.segment.app:SegmentTrainConfig",
+        "data",
+    ),
+    "segment eval": Verb(
+        "how well are the cells found? AP, F1, PQ and Dice on the held-out fifth, as tables and pictures",
+        "hotlap segment eval cells --model trained --out scores",
+        "hotlap.cli.segment:run_eval",
+        "hotlap.segment.evaluate:SegmentEvalConfig",
+        "data",
+    ),
 }
 
 GROUPS: dict[str, str] = {
-    "segment": "cells and other objects in pictures: prediction",
+    "segment": "finds cells and other objects in pictures, each by itself: training, scores, prediction",
 }
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""

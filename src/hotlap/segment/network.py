@@ -16,6 +16,7 @@ from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.parts import pick_device
 from hotlap.measure.weights import load_weights, read_weights
+from hotlap.segment.app import WEIGHTS
 from hotlap.segment.nets import LEAST, NETS, SMP, build_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.targets import MAPS
@@ -99,6 +100,8 @@ def find_weights(config: SegmentPredictConfig) -> Path:
             )
     if not given.is_dir():
         return given
+    if (given / WEIGHTS).is_file():
+        return given / WEIGHTS
     for folder in (given / CHECKPOINTS, given):
         store = CheckpointStore(folder)
         best = store.best_path()
