@@ -14,7 +14,7 @@ import torch
 from bright import as_picture, bright_predictor, discs
 from PIL import Image
 
-from hotlap.base.errors import DataError, StorageError
+from hotlap.base.errors import DataError, StorageError, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.coco import read_coco
@@ -163,7 +163,10 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
     whole = settings(folder, out=folder.parent / "whole")
     predict_folder(whole, predictor=bright_predictor())
 
+    heard = []
+
     def impatient(event):
+        heard.append(event)
         if event.kind == "advance":
             impatient.count += 1
             if impatient.count == 4:
@@ -175,6 +178,7 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
         predict_folder(config, impatient, predictor=bright_predictor())
     finished = sorted(p.stem for p in (config.out / "done").glob("*.json"))
     assert 4 <= len(finished) < 15
+    assert f"{len(finished)} pictures are finished in {config.out}" in [e.text for e in heard if e.kind == "warn"][0]
     assert {r["image"] for r in read_csv(config.out / "objects.csv")} == set(finished)
     assert not list(config.out.rglob(".*")), "no half-written file is left"
     answer = predict_folder(config, predictor=bright_predictor())
@@ -210,6 +214,29 @@ def test_files_of_one_stem_keep_results_apart(folder):
     config = settings(folder)
     predict_folder(config, predictor=bright_predictor())
     assert labels_of(config.out, "a_png").shape == (64, 64) and labels_of(config.out, "a_tif").shape == (40, 50)
+
+
+def test_the_tuned_batch_reaches_the_network(folder):
+    for n in range(5):
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n}.png")
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(json.dumps({"batch_configurations": {"bright": {"optimal_batch_size": 5}}}))
+    predictor = bright_predictor()
+    predict_folder(settings(folder, batch=1, batch_sizes=sizes), predictor=predictor)
+    assert (5, 3, 64, 64) in predictor.model.seen and max(shape[0] for shape in predictor.model.seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"a": 1}', r"batch_sizes.json' holds no batch sizes: KeyError\('batch_configurations'\)"),
+     ('{"batch_configurations": {"brigth": {}}}', r"has no batch size for 'bright'. Did you mean 'brigth'"),
+     ('{"batch_configurations": {"bright": {"optimal_batch_size": 0}}}', "optimal_batch_size of 'bright' is 0")],
+)  # fmt: skip
+def test_batch_sizes_that_will_not_do_are_named(folder, content, words):
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(content)
+    with pytest.raises(UsageError, match=words):
+        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
 
 
 def test_folders_that_will_not_do_are_named(tmp_path, folder):

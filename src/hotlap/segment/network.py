@@ -35,12 +35,14 @@ class Predictor:
         device: torch.device,
         precision: str = "fp32",
         channels_last: bool = False,
+        name: str = "",
         digest: str = "",
     ) -> None:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
         self.names, self.device, self.layout = names, device, layout
         self.dtype = _TYPES[precision]
+        self.name = name
         self.digest = digest
         """Of the weights: results of other weights are other results."""
 
@@ -81,6 +83,7 @@ def load_predictor(config: SegmentPredictConfig) -> Predictor:
         device=pick_device(config.device),
         precision=config.precision,
         channels_last=config.channels_last,
+        name=name,
         digest=f"{name} {_digest(weights)}",
     )
 
