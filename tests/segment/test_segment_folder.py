@@ -178,7 +178,7 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
         predict_folder(config, impatient, predictor=bright_predictor())
     finished = sorted(p.stem for p in (config.out / "done").glob("*.json"))
     assert 4 <= len(finished) < 15
-    assert f"{len(finished)} pictures are finished in {config.out}" in [e.text for e in heard if e.kind == "warn"][0]
+    assert f"{len(finished)} pictures are finished in {config.out}" in next(e.text for e in heard if e.kind == "warn")
     assert {r["image"] for r in read_csv(config.out / "objects.csv")} == set(finished)
     assert not list(config.out.rglob(".*")), "no half-written file is left"
     answer = predict_folder(config, predictor=bright_predictor())
