@@ -25,6 +25,16 @@ WORKLOADS = Registry(
     "hotlap.workloads",
     {
         "unet": ("hotlap.segment.workload:unet", "U-Net, 31.0 M parameters, 3 classes, 128x128 RGB segmentation"),
+        "hrnet": ("hotlap.segment.cells:hrnet", "HRNetV2-W48, 65.8 M parameters, cells in 1024x1024 RGB images"),
+        "resunet-small": (
+            "hotlap.segment.cells:resunet_small",
+            "ResUNet Small with attention, 58.1 M parameters, cells in 1024x1024 RGB images",
+        ),
+        "ma-resunet": (
+            "hotlap.segment.cells:ma_resunet",
+            "ResUNet with self-attention, 78.2 M parameters, cells in 1024x1024 RGB images",
+        ),
+        "cells": ("hotlap.segment.cells:cells", "any of the networks that segment cells, as workload.model says"),
         "bilstm": ("hotlap.sequence.workload:bilstm", "2-layer BiLSTM, 2.4 M parameters, 3-class character sequences"),
         "classify": (
             "hotlap.classify.workload:classify",

@@ -129,6 +129,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.mesh.config:MeshEvalConfig",
         "data",
     ),
+    "segment predict": Verb(
+        "finds, outlines and measures the objects in a folder of pictures: labels, CSV, COCO, YOLO, ROI, GeoJSON",
+        "hotlap segment predict pictures/ --model CHECKPOINT --out segmented/ --formats labels,csv,coco",
+        "hotlap.cli.segment_predict:run_predict",
+        "hotlap.segment.predict_config:SegmentPredictConfig",
+        "folder",
+    ),
     "show": Verb("prints a record", "hotlap show latest", "run_show", "hotlap.cli.commands:ShowConfig", "run"),
     "list": Verb(
         "lists targets, or runs",
@@ -172,10 +179,25 @@ VERBS: dict[str, Verb] = {
         "hotlap.splat.config:SplatInfoConfig",
         "what",
     ),
+    "segment train": Verb(
+        "teaches a network to find cells, from a folder of images and numbered labels",
+        "hotlap segment train cells --model resunet-small --out trained",
+        "hotlap.cli.segment:run_train",
+        "hotlap.segment.app:SegmentTrainConfig",
+        "data",
+    ),
+    "segment eval": Verb(
+        "how well are the cells found? AP, F1, PQ and Dice on the held-out fifth, as tables and pictures",
+        "hotlap segment eval cells --model trained --out scores",
+        "hotlap.cli.segment:run_eval",
+        "hotlap.segment.evaluate:SegmentEvalConfig",
+        "data",
+    ),
 }
 
 GROUPS: dict[str, str] = {
     "splat": "Gaussian splats from photographs: trained, judged, drawn, exported",
     "mesh": "meshes from pictures: rendered views, training, prediction, evaluation",
+    "segment": "finds cells and other objects in pictures, each by itself: training, scores, prediction",
 }
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""

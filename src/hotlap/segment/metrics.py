@@ -12,7 +12,7 @@ from hotlap.measure.confusion import (
     mean_over_present,
 )
 from hotlap.segment.loss import IGNORE
-from hotlap.workload import Agreement, decided
+from hotlap.workload import UNDECIDED, Agreement, decided
 
 
 def segmentation_scores(confusion: Tensor) -> dict[str, float]:  # [C, C] over all pixels of a data set
@@ -41,3 +41,20 @@ def mask_agreement(out: Tensor, ref: Tensor) -> list[Agreement]:  # [n, C, H, W]
     truth = ref.argmax(1).masked_fill(~clear, IGNORE)
     confusion = confusion_counts(out.argmax(1), truth, ref.shape[1], ignore=IGNORE)
     return [Agreement(name="mask IoU", value=mean_over_present(iou_per_class(confusion)), at_least=0.99)]
+
+
+SAME_MASK = 0.995
+"""The least IoU of a faster network's masks with those of the exact one."""
+
+
+def map_agreement(out: Tensor, ref: Tensor) -> list[Agreement]:  # [n, M, H, W] each
+    """The IoU of the two outputs' masks, all maps together, where the reference decides clearly.
+
+    A score's sign decides; near 0, compared with its map's typical score, rounding may turn it.
+    """
+    clear = ref.abs() > UNDECIDED * ref.square().mean((2, 3), keepdim=True).sqrt()
+    mine, true = (out > 0) & clear, (ref > 0) & clear
+    union = int((mine | true).sum())
+    if union == 0:
+        return []
+    return [Agreement(name="mask IoU", value=int((mine & true).sum()) / union, at_least=SAME_MASK)]

@@ -55,6 +55,49 @@ class SegmentConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """One network that sees cells, with its data."""
+
+    model: str = "hrnet"
+    """hrnet, resunet-small, ma-resunet, unet or smp:ARCHITECTURE/ENCODER."""
+    width: int = 0
+    """Channels of the first level, from which the others follow; 0 for the published width."""
+    size: int = 1024
+    """Height and width of the crops that are learned from, in pixels."""
+    batch: int = 4
+    """Crops per step."""
+    crops: int = 1
+    """Crops taken of each image in an epoch."""
+    augment: bool = True
+    """Random places, scales, turns and colours; otherwise the middle of each image as it is."""
+    train_images: int = 64
+    """Drawn images to train on; a folder gives what it holds."""
+    eval_images: int = 16
+    """Drawn images to judge by; of a folder every fifth is held out."""
+    data: str = ""
+    """Folder with images/ and labels/ of the same stems, or one npz file of them; empty for drawn cells."""
+    lr: float = 3e-4
+    """Step size of AdamW."""
+    seed: int = 0
+    """Which drawn images."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "width": 0,
+            "size": 16,
+            "batch": 1,
+            "crops": 1,
+            "train_images": 1,
+            "eval_images": 1,
+        }.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
+        if self.lr <= 0:
+            raise ConfigError(f"lr = {self.lr} is not valid", expected="a positive number")
+
+
 def full() -> SegmentConfig:
     """31 M parameters on 500 images of 128x128."""
     return SegmentConfig()

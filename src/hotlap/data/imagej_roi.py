@@ -1,0 +1,105 @@
+"""Objects as ImageJ's regions of interest: a zip with one ``.roi`` for each, which its ROI Manager opens.
+
+A plain object is a traced region of pixel corners; one with holes, or in several parts, is a composite.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hotlap.base.errors import DataError
+from hotlap.data.file_bytes import read_whole
+from hotlap.data.outline import Outline, Polygon
+
+VERSION = 228
+_RECTANGLE, _TRACED, _POLYGON = 1, 7, 0
+_MOVE, _LINE, _CLOSE = 0.0, 1.0, 4.0
+_HEADER = struct.Struct(">4sHBBhhhhH16sHi24s")
+_MOST = 32767
+
+
+def write_rois(outlines: Sequence[Outline]) -> bytes:
+    """The zip of a picture's regions, named by label; the same outlines always give the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for outline in outlines:
+            entry = zipfile.ZipInfo(f"{outline.label:05d}.roi", (1980, 1, 1, 0, 0, 0))
+            archive.writestr(entry, roi_bytes(outline), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def roi_bytes(outline: Outline) -> bytes:
+    """One region's file."""
+    every = np.concatenate([part.outer for part in outline.parts])
+    (left, top), (right, bottom) = every.min(0), every.max(0)
+    plain = len(outline.parts) == 1 and not outline.parts[0].holes and max(right, bottom) <= _MOST
+    box = tuple(int(min(side, _MOST)) for side in (top, left, bottom, right))
+    if plain:
+        ring = outline.parts[0].outer - (left, top)
+        head = _HEADER.pack(b"Iout", VERSION, _TRACED, 0, *box, len(ring), bytes(16), 0, 0, bytes(24))
+        return head + ring.T.round().astype(">i2").tobytes()
+    path = [value for part in outline.parts for ring in (part.outer, *part.holes) for value in _path(ring)]
+    head = _HEADER.pack(b"Iout", VERSION, _RECTANGLE, 0, *box, 0, bytes(16), 0, len(path), bytes(24))
+    return head + np.array(path, ">f4").tobytes()
+
+
+def _path(ring: np.ndarray) -> list[float]:
+    """A ring as ImageJ draws it: move, lines, close."""
+    steps = [value for n, (x, y) in enumerate(ring.tolist()) for value in (_LINE if n else _MOVE, x, y)]
+    return [*steps, _CLOSE]
+
+
+def read_rois(path: Path) -> list[Outline]:
+    """The regions of a zip that were traced, drawn as polygons or composed; rings that run backwards are holes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_whole(path))) as archive:
+            names = [name for name in archive.namelist() if name.lower().endswith(".roi")]
+            return [_parse(archive.read(name), number, name, path) for number, name in enumerate(names, start=1)]
+    except (zipfile.BadZipFile, struct.error, ValueError) as error:
+        raise DataError(f"file {str(path)!r} is no zip of ImageJ regions: {error}") from error
+
+
+def _parse(content: bytes, number: int, name: str, path: Path) -> Outline:
+    magic, _, kind, _, top, left, _, _, count, _, _, size, _ = _HEADER.unpack_from(content)
+    if magic != b"Iout":
+        raise DataError(f"file {str(path)!r}: {name!r} does not begin as a region does")
+    if kind in (_TRACED, _POLYGON):
+        corners = np.frombuffer(content, ">i2", 2 * count, _HEADER.size).reshape(2, count).T.astype(np.float64)
+        return Outline(number, (Polygon(corners + np.array([left, top])),))
+    if kind == _RECTANGLE and size > 0:
+        return Outline(number, _parts(_rings(np.frombuffer(content, ">f4", size, _HEADER.size).tolist())))
+    raise DataError(f"file {str(path)!r}: {name!r} is of type {kind}", expected="a traced region, polygon or composite")
+
+
+def _rings(path: list[float]) -> list[np.ndarray]:
+    rings: list[list[tuple[float, float]]] = []
+    at = 0
+    while at < len(path):
+        if path[at] == _CLOSE:
+            at += 1
+            continue
+        if path[at] not in (_MOVE, _LINE) or at + 2 >= len(path):
+            raise ValueError(f"a path with the step {path[at]:g}")
+        if path[at] == _MOVE:
+            rings.append([])
+        rings[-1].append((path[at + 1], path[at + 2]))
+        at += 3
+    return [np.array(ring) for ring in rings]
+
+
+def _parts(rings: list[np.ndarray]) -> tuple[Polygon, ...]:
+    """Polygons from rings in the order they were written: each outer one, then its holes."""
+    parts: list[Polygon] = []
+    for ring in rings:
+        x, y = ring.T
+        if float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) > 0 or not parts:
+            parts.append(Polygon(ring))
+        else:
+            parts[-1] = Polygon(parts[-1].outer, (*parts[-1].holes, ring))
+    return tuple(parts)

@@ -1,0 +1,112 @@
+"""Images with numbered objects: a folder of images/ and labels/, or the same packed into one npz file.
+
+Every fifth image by name is held out, so the split is the same wherever the data is read.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from hotlap.base.errors import DataError, StorageError
+from hotlap.data.image_folder import HOLD_OUT_EVERY, find_pairs
+from hotlap.data.picture_file import require_pillow, to_rgb
+
+LABELS = "label:"
+"""Begins the name of a label among a packed file's arrays; "image:" that of its image."""
+IMAGES = "image:"
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Numbered = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class InstanceImage:
+    """One image and its label, not yet decoded."""
+
+    name: str
+    image: Path | bytes
+    label: Path | bytes
+
+    def read(self) -> tuple[Pixels, Numbered]:  # [H, W, 3], [H, W]
+        """The pixels, and the number of the object at each of them; 0 is background."""
+        image = np.array(to_rgb(_decode(self.image, f"image of {self.name!r}")), dtype=np.uint8)
+        label = np.asarray(_decode(self.label, f"label of {self.name!r}"))
+        if label.ndim == 3 and (label[..., :1] == label[..., :3]).all():
+            label = label[..., 0]
+        if label.ndim != 2:
+            raise DataError(
+                f"label of {self.name!r} has {label.shape[-1]} channels",
+                expected="one channel whose values number the objects",
+            )
+        if label.shape != image.shape[:2]:
+            raise DataError(
+                f"label of {self.name!r} is {label.shape[1]}x{label.shape[0]} pixels",
+                expected=f"the size of its image, {image.shape[1]}x{image.shape[0]}",
+                remedy="Export the label again at the image's size",
+            )
+        return image, label.astype(np.int32)
+
+
+def find_images(source: Path) -> list[InstanceImage]:
+    """All images of a folder or of a packed file, by name."""
+    if source.suffix == ".npz":
+        return _packed(source)
+    return [InstanceImage(pair.image.stem, pair.image, pair.label) for pair in find_pairs(source)]
+
+
+def split_images(images: list[InstanceImage]) -> tuple[list[InstanceImage], list[InstanceImage]]:
+    """The images to train on, and those held out: every fifth, starting with the first."""
+    kept = [image for number, image in enumerate(images) if number % HOLD_OUT_EVERY]
+    return kept, images[::HOLD_OUT_EVERY]
+
+
+def pack_images(folder: Path, file: Path) -> int:
+    """Writes a folder's images and labels, as the bytes they are on disk, into one npz file; how many."""
+    pairs = find_pairs(folder)
+    arrays = {}
+    for pair in pairs:
+        for prefix, path in ((IMAGES, pair.image), (LABELS, pair.label)):
+            arrays[prefix + pair.image.stem] = np.frombuffer(path.read_bytes(), np.uint8)
+    try:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise StorageError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+    return len(pairs)
+
+
+def _packed(file: Path) -> list[InstanceImage]:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            content = {name: arrays[name].tobytes() for name in arrays.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise DataError(
+            f"packed images {str(file)!r} cannot be read: {error}", remedy="Pack the folder again, or give the folder"
+        ) from error
+    names = sorted(name.removeprefix(IMAGES) for name in content if name.startswith(IMAGES))
+    missing = [name for name in names if LABELS + name not in content]
+    if missing or len(names) < HOLD_OUT_EVERY:
+        what = f"holds no label for {missing[0]!r}" if missing else f"holds {len(names)} images"
+        raise DataError(
+            f"packed images {str(file)!r} {what}",
+            expected=f"at least {HOLD_OUT_EVERY} images, as every {HOLD_OUT_EVERY}th is held out, each with its label",
+        )
+    return [InstanceImage(name, content[IMAGES + name], content[LABELS + name]) for name in names]
+
+
+def _decode(source: Path | bytes, what: str) -> Any:
+    image_module = require_pillow()
+    try:
+        image = image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        image.load()
+    except (OSError, SyntaxError, ValueError, EOFError, image_module.DecompressionBombError) as error:
+        where = "" if isinstance(source, bytes) else f" ({source})"
+        raise DataError(
+            f"{what}{where} cannot be read: {error}", remedy="Replace the file, or remove it and its partner"
+        ) from error
+    return image

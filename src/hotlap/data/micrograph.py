@@ -1,0 +1,197 @@
+"""Pictures to find objects in, with all of their bits: PNG, JPEG, TIFF and BMP, grey or colour, page by page.
+
+Alpha is dropped, a palette becomes colour, and a photograph is turned as its EXIF says, so results lie on the picture
+as viewers show it. Refused, with the file's name: what is no picture or is damaged, animations, CMYK, numbers that are
+not finite, and more pixels than allowed, which is known before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotlap.base.errors import DataError
+from hotlap.data.picture_file import UnreadablePicture, require_pillow
+from hotlap.data.png16 import needs_all_bits, read_png16
+from hotlap.data.tiff import COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, read_pages
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+MOST_PIXELS = 1_000_000_000
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError)
+_WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR = 0, 3, 5, 6
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")
+_MODES = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "I;16": 1, "I;16B": 1, "I": 1, "F": 1}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture, or one page of a file that has several."""
+
+    path: Path
+    page: int | None
+    """From 0; None where the file holds one picture."""
+    pixels: np.ndarray  # [H, W, C], C is 1 or 3
+    """Samples as the file has them: whole numbers of 8 to 64 bits, or floats."""
+    num_pages: int = 1
+    """Pictures in the file."""
+
+    @property
+    def name(self) -> str:
+        """What results of it are called: the file's stem, and the page if there are several."""
+        return page_name(self.path.stem, self.page)
+
+
+def page_name(stem: str, page: int | None) -> str:
+    """The name of a page's results."""
+    return stem if page is None else f"{stem}_page{page:04d}"
+
+
+def read_pictures(
+    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset()
+) -> Iterator[Picture]:
+    """The pictures of a file, one after the other; pages to ``skip`` are not decoded."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+        if start in _TIFF:
+            yield from _read_tiff(path, most_pixels, skip)
+        else:
+            yield Picture(path, None, _checked(_read_other(path, most_pixels), path))
+    except UnreadablePicture:
+        raise
+    except DataError as error:
+        raise UnreadablePicture(str(path), error.what) from error
+    except _DAMAGE as error:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreadablePicture(str(path), said) from error
+
+
+def _read_other(path: Path, most_pixels: int) -> np.ndarray:
+    """A PNG, JPEG or BMP."""
+    from PIL import ImageOps
+
+    content = path.read_bytes()
+    if not content:
+        raise ValueError("the file is empty")
+    image = _opened(content, most_pixels)
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a photograph with its preview
+        raise ValueError(f"it is animated: {image.n_frames} frames")
+    if needs_all_bits(content):
+        samples = read_png16(content)
+        return samples[..., : 1 if samples.shape[2] < 3 else 3]
+    image.load()
+    return _samples(ImageOps.exif_transpose(image))
+
+
+def _opened(content: bytes, most_pixels: int) -> Any:
+    """The picture as its header describes it, once it is known not to be too large.
+
+    ``Image.open`` has a limit of its own, for the whole process; asking each format's reader leaves only ours.
+    """
+    image_module = require_pillow()
+    image_module.init()
+    for name in _FORMATS:
+        make, accepts = image_module.OPEN[name]
+        if accepts(content[:16]) is True:
+            image = make(io.BytesIO(content), "")
+            _check_size(image.width, image.height, most_pixels)
+            return image
+    raise ValueError("no known picture format")
+
+
+def _check_size(width: int, height: int, most_pixels: int) -> None:
+    if width < 1 or height < 1:
+        raise ValueError(f"it is {width}x{height} pixels")
+    if width * height > most_pixels:
+        raise ValueError(f"{width}x{height} pixels are more than most_pixels = {most_pixels}")
+
+
+def _samples(image: Any) -> np.ndarray:  # [H, W, C]
+    """A loaded picture's samples."""
+    if image.mode in ("P", "PA"):
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    elif image.mode == "1":
+        image = image.convert("L")
+    if image.mode not in _MODES:
+        raise ValueError(f"its colours are {image.mode}, not grey or RGB")
+    samples = np.atleast_3d(np.asarray(image))[..., : _MODES[image.mode]]
+    return samples.astype(samples.dtype.newbyteorder("="))
+
+
+def _read_tiff(path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
+    pages = list(read_pages(path))
+    for number, page in enumerate(pages):
+        if number in skip:
+            continue
+        _check_size(page.width, page.height, most_pixels)
+        pixels = _checked(_tiff_samples(page, number, most_pixels), path)
+        yield Picture(path, number if len(pages) > 1 else None, pixels, len(pages))
+
+
+def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [H, W, C]
+    colours = page.tag(PHOTOMETRIC, 1)
+    if colours == _CMYK:
+        raise ValueError("its colours are CMYK, not grey or RGB")
+    samples = page.decode() if colours != _YCBCR else None
+    if samples is None:
+        image = _opened(page.content, most_pixels)
+        image.seek(number)
+        if not image.mode.startswith(("1", "L", "P", "RGB")):
+            raise ValueError(f"its compression {page.tag(COMPRESSION, 1)} is not read with mode {image.mode}")
+        return _samples(image)  # Pillow has turned it
+    orientation = page.tag(ORIENTATION, 1)
+    if colours == _PALETTE:
+        table = np.array(page.tags.get(COLORMAP, ()), np.uint16).reshape(3, -1)
+        return _turned((table >> 8).astype(np.uint8)[:, samples[..., 0]].transpose(1, 2, 0), orientation)
+    if samples.shape[2] not in (1, 2, 3, 4) or (samples.shape[2] == 4 and colours != 2):
+        raise ValueError(f"it has {samples.shape[2]} channels, not 1 or 3")
+    samples = samples[..., : 1 if samples.shape[2] < 3 else 3]
+    return _turned(~samples if colours == _WHITE_IS_ZERO and samples.dtype.kind == "u" else samples, orientation)
+
+
+def _turned(samples: np.ndarray, orientation: int) -> np.ndarray:
+    """The picture as it is meant to be seen."""
+    if orientation in (5, 6, 7, 8):
+        samples = samples.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        samples = samples[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        samples = samples[::-1]
+    return np.ascontiguousarray(samples)
+
+
+def _checked(samples: np.ndarray, path: Path) -> np.ndarray:
+    if samples.dtype.kind == "f":
+        bad = int(np.count_nonzero(~np.isfinite(samples)))
+        if bad:
+            raise UnreadablePicture(str(path), f"{bad} of its {samples.size} numbers are NaN or infinite")
+    return samples
+
+
+def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np.ndarray:  # [H, W, C] -> [H, W, 3]
+    """A picture as bytes from black to white: percentiles of all samples become 0 and 255, grey becomes RGB.
+
+    Where the percentiles are the same, the least and greatest samples take their places. Percentiles are taken on at
+    most about half a million samples, evenly spread.
+    """
+    step = max(1, int(np.sqrt(pixels.size / 500_000)))
+    floor, ceiling = np.percentile(pixels[::step, ::step], (low, high))
+    if ceiling <= floor:
+        floor, ceiling = float(pixels.min()), float(pixels.max())
+    stretch = 255.0 / (ceiling - floor) if ceiling > floor else 0.0
+    kind = pixels.dtype
+    if kind in (np.uint8, np.uint16):  # few values: each is worked out once
+        made = _stretched(np.arange(np.iinfo(kind).max + 1), floor, stretch)[pixels]
+    else:
+        made = _stretched(pixels, floor, stretch)
+    return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
+
+
+def _stretched(values: np.ndarray, floor: float, stretch: float) -> np.ndarray:  # uint8
+    return np.clip((values.astype(np.float64) - floor) * stretch, 0, 255).astype(np.uint8)

@@ -1,0 +1,324 @@
+"""From maps to instances and their outlines, compiled by numba; each image is one thread's work and needs no lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy"}
+NUM_LEVELS = 256
+
+
+@njit(**FAST)
+def _root(parent, place):
+    while parent[place] != place:
+        parent[place] = parent[parent[place]]
+        place = parent[place]
+    return place
+
+
+@njit(**FAST)
+def regions_kernel(mask, labels):
+    """Numbers the 4-connected regions of ``mask`` in the order of their first pixels; how many there are."""
+    height, width = mask.shape
+    parent = np.empty((height * width + 1) // 2 + 1, np.int32)  # no two new regions start side by side
+    num = 0
+    for y in range(height):
+        for x in range(width):
+            if not mask[y, x]:
+                labels[y, x] = 0
+                continue
+            above = labels[y - 1, x] if y else 0
+            before = labels[y, x - 1] if x else 0
+            if above and before:
+                a, b = _root(parent, above), _root(parent, before)
+                parent[max(a, b)] = min(a, b)
+                labels[y, x] = min(a, b)
+            elif above or before:
+                labels[y, x] = above + before
+            else:
+                num += 1
+                parent[num] = num
+                labels[y, x] = num
+    final = np.zeros(num + 1, np.int32)
+    count = 0
+    for n in range(1, num + 1):
+        root = _root(parent, n)
+        if root == n:
+            count += 1
+            final[n] = count
+        else:
+            final[n] = final[root]
+    for y in range(height):
+        for x in range(width):
+            labels[y, x] = final[labels[y, x]]
+    return count
+
+
+@njit(**FAST)
+def watershed_kernel(levels, mask, labels):
+    """Grows the seeds in ``labels`` over ``mask``, lowest level first and of equal levels in order of arrival.
+
+    One list of waiting pixels for each level takes the place of a heap.
+    """
+    height, width = levels.shape
+    following = np.full(height * width, -1, np.int32)
+    first, last = np.full(NUM_LEVELS, -1, np.int32), np.full(NUM_LEVELS, -1, np.int32)
+    lowest = NUM_LEVELS
+    steps_y, steps_x = (-1, 0, 0, 1), (0, -1, 1, 0)
+    for start in range(height * width):
+        if labels[start // width, start % width] == 0:
+            continue
+        level = levels[start // width, start % width]
+        if first[level] < 0:
+            first[level] = start
+        else:
+            following[last[level]] = start
+        last[level] = start
+        lowest = min(lowest, level)
+    while lowest < NUM_LEVELS:
+        here = first[lowest]
+        if here < 0:
+            lowest += 1
+            continue
+        first[lowest] = following[here]
+        y, x = here // width, here % width
+        for n in range(4):
+            to_y, to_x = y + steps_y[n], x + steps_x[n]
+            if to_y < 0 or to_x < 0 or to_y >= height or to_x >= width:
+                continue
+            if labels[to_y, to_x] != 0 or not mask[to_y, to_x]:
+                continue
+            labels[to_y, to_x] = labels[y, x]
+            level, place = levels[to_y, to_x], to_y * width + to_x
+            if first[level] < 0:
+                first[level] = place
+            else:
+                following[last[level]] = place
+            last[level] = place
+            lowest = min(lowest, level)
+
+
+@njit(**FAST)
+def grade_kernel(foreground, heights, threshold, seed_threshold, mask, cores, levels):
+    """Fills what the watershed needs: where objects are, where they start, and the higher the lower a level."""
+    for y in range(foreground.shape[0]):
+        for x in range(foreground.shape[1]):
+            height = heights[y, x]
+            mask[y, x] = foreground[y, x] >= threshold
+            cores[y, x] = mask[y, x] and height >= seed_threshold
+            levels[y, x] = 255 - int(min(max(height, 0.0), 1.0) * 255 + 0.5)
+
+
+@njit(**FAST)
+def renumber_kernel(labels, num, min_area, out):
+    """Labels without the small ones, numbered by their first pixels."""
+    areas, numbers = np.zeros(num + 1, np.int64), np.zeros(num + 1, np.int32)
+    height, width = labels.shape
+    for y in range(height):
+        for x in range(width):
+            areas[labels[y, x]] += 1
+    areas[0] = 0
+    count = 0
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            if areas[label] >= min_area and numbers[label] == 0:
+                count += 1
+                numbers[label] = count
+            out[y, x] = numbers[label]
+
+
+@njit(**FAST)
+def count_edges_kernel(labels):
+    """How many sides of labelled pixels border on something else."""
+    height, width = labels.shape
+    count = 0
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            if label == 0:
+                continue
+            count += y == 0 or labels[y - 1, x] != label
+            count += y == height - 1 or labels[y + 1, x] != label
+            count += x == 0 or labels[y, x - 1] != label
+            count += x == width - 1 or labels[y, x + 1] != label
+    return count
+
+
+@njit(**FAST)
+def _is(labels, y, x, label):
+    return 0 <= y < labels.shape[0] and 0 <= x < labels.shape[1] and labels[y, x] == label
+
+
+@njit(**FAST)
+def trace_kernel(labels, points, starts, owners):
+    """Follows the sides of the labelled pixels, the object on the right hand; how many rings there are.
+
+    ``points`` become the corners (x, y) where a ring turns, ``starts`` where each ring begins, ``owners`` its label.
+    """
+    height, width = labels.shape
+    seen = np.zeros((height, width), np.bool_)  # whether a pixel's upper side has been walked
+    east, south = (1, 0, -1, 0), (0, 1, 0, -1)  # headings: east, south, west, north
+    # The pixels ahead of a corner, to the left and to the right of each heading.
+    left_y, left_x, right_y, right_x = (-1, 0, 0, -1), (0, 0, -1, -1), (0, 0, -1, -1), (0, -1, -1, 0)
+    num_rings, num_points = 0, 0
+    for row in range(height):
+        for column in range(width):
+            label = labels[row, column]
+            if label == 0 or seen[row, column] or (row and labels[row - 1, column] == label):
+                continue
+            starts[num_rings], owners[num_rings] = num_points, label
+            num_rings += 1
+            y, x, heading = row, column, 0
+            while heading != 0 or not seen[y, x]:
+                if heading == 0:
+                    seen[y, x] = True
+                y, x = y + south[heading], x + east[heading]
+                if not _is(labels, y + right_y[heading], x + right_x[heading], label):
+                    turn = 1
+                elif _is(labels, y + left_y[heading], x + left_x[heading], label):
+                    turn = 3
+                else:
+                    continue
+                points[num_points, 0], points[num_points, 1] = x, y
+                num_points += 1
+                heading = (heading + turn) % 4
+    starts[num_rings] = num_points
+    return num_rings
+
+
+@njit(**FAST)
+def simplify_kernel(points, starts, tolerance, keep):
+    """Marks the points of each ring that Douglas and Peucker keep; its first and the one farthest from it stay."""
+    stack = np.empty((points.shape[0] + 2, 2), np.int64)
+    for ring in range(starts.size - 1):
+        begin, end = starts[ring], starts[ring + 1]
+        far, most = begin, -1.0
+        for n in range(begin, end):
+            away = (points[n, 0] - points[begin, 0]) ** 2.0 + (points[n, 1] - points[begin, 1]) ** 2.0
+            if away > most:
+                far, most = n, away
+        keep[begin] = keep[far] = True
+        stack[0, 0], stack[0, 1], stack[1, 0], stack[1, 1] = begin, far, far, end
+        height = 2
+        while height:
+            height -= 1
+            a, b = stack[height, 0], stack[height, 1]
+            close = begin if b == end else b
+            dx, dy = float(points[close, 0] - points[a, 0]), float(points[close, 1] - points[a, 1])
+            length = dx * dx + dy * dy
+            worst, most = a, tolerance * tolerance
+            for n in range(a + 1, b):
+                px, py = float(points[n, 0] - points[a, 0]), float(points[n, 1] - points[a, 1])
+                along = min(max((px * dx + py * dy) / length, 0.0), 1.0) if length else 0.0
+                away = (px - along * dx) ** 2 + (py - along * dy) ** 2
+                if away > most:
+                    worst, most = n, away
+            if worst > a:
+                keep[worst] = True
+                stack[height, 0], stack[height, 1] = a, worst
+                stack[height + 1, 0], stack[height + 1, 1] = worst, b
+                height += 2
+
+
+@njit(**FAST)
+def _hull(points, begin, end, hull):
+    """The corners of the convex hull of some points, by Andrew's chain; how many they are."""
+    order = np.argsort(points[begin:end, 0] * np.int64(1 << 32) + points[begin:end, 1])
+    num = 0
+    for half in range(2):
+        least = num + 1 if half else 2
+        for n in range(1 if half else 0, order.size):
+            p = begin + (order[order.size - 1 - n] if half else order[n])
+            x, y = points[p, 0], points[p, 1]
+            while num >= least:
+                bx, by, ax, ay = hull[num - 1, 0], hull[num - 1, 1], hull[num - 2, 0], hull[num - 2, 1]
+                if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:
+                    break
+                num -= 1
+            hull[num, 0], hull[num, 1] = x, y
+            num += 1
+    return num - 1  # the first has come round again
+
+
+@njit(**FAST)
+def _callipers(hull, num, out):
+    """The longest and the shortest distance between parallels that hold the hull, and that across the longest."""
+    longest, shortest, dx, dy = 0.0, np.inf, 1.0, 0.0
+    j = 1
+    for i in range(num):
+        k = (i + 1) % num
+        ex, ey = hull[k, 0] - hull[i, 0], hull[k, 1] - hull[i, 1]
+        while True:
+            for corner in (i, k):
+                ax, ay = hull[j, 0] - hull[corner, 0], hull[j, 1] - hull[corner, 1]
+                if ax * ax + ay * ay > longest:
+                    longest, dx, dy = float(ax * ax + ay * ay), float(ax), float(ay)
+            after = (j + 1) % num
+            if ex * (hull[after, 1] - hull[j, 1]) - ey * (hull[after, 0] - hull[j, 0]) <= 0:
+                break
+            j = after
+        away = ex * (hull[j, 1] - hull[i, 1]) - ey * (hull[j, 0] - hull[i, 0])
+        shortest = min(shortest, away / np.sqrt(float(ex * ex + ey * ey)))
+        # An edge across may be parallel: its far end is as far away and may be the farther corner.
+        after = (j + 1) % num
+        ax, ay = hull[after, 0] - hull[i, 0], hull[after, 1] - hull[i, 1]
+        if ax * ax + ay * ay > longest:
+            longest, dx, dy = float(ax * ax + ay * ay), float(ax), float(ay)
+    longest = np.sqrt(longest)
+    low, high = np.inf, -np.inf
+    for i in range(num):
+        across = (hull[i, 1] * dx - hull[i, 0] * dy) / longest
+        low, high = min(low, across), max(high, across)
+    out[0], out[1], out[2], out[3] = longest, shortest, high - low, np.arctan2(dy, dx)
+
+
+@njit(**FAST)
+def hulls_kernel(points, starts, out):
+    """For each group of points: Feret's diameters (max, min, across the max), the max's angle and the hull's area."""
+    longest = 0
+    for n in range(starts.size - 1):
+        longest = max(longest, starts[n + 1] - starts[n])
+    hull = np.empty((2 * longest + 2, 2), np.int64)
+    for n in range(starts.size - 1):
+        num = _hull(points, starts[n], starts[n + 1], hull)
+        _callipers(hull, num, out[n])
+        twice = 0
+        for i in range(num):
+            k = (i + 1) % num
+            twice += hull[i, 0] * hull[k, 1] - hull[k, 0] * hull[i, 1]
+        out[n, 4] = twice / 2
+
+
+@njit(**FAST)
+def sums_kernel(labels, values, sums, spans):
+    """Per label, over its pixels: counts and moments into ``sums``, least and greatest coordinates into ``spans``.
+
+    Sums: pixels, x, y, xx, yy, xy, value, then the runs along rows, columns and the two diagonals. Spans: x, y, x + y
+    and x - y, each least and greatest.
+    """
+    height, width = labels.shape
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            if label == 0:
+                continue
+            s, t = sums[label], spans[label]
+            s[0] += 1
+            s[1] += x
+            s[2] += y
+            s[3] += x * x
+            s[4] += y * y
+            s[5] += x * y
+            s[6] += values[y, x]
+            s[7] += x == 0 or labels[y, x - 1] != label
+            s[8] += y == 0 or labels[y - 1, x] != label
+            s[9] += y == 0 or x == 0 or labels[y - 1, x - 1] != label
+            s[10] += y == 0 or x == width - 1 or labels[y - 1, x + 1] != label
+            t[0], t[1] = min(t[0], x), max(t[1], x)
+            t[2], t[3] = min(t[2], y), max(t[3], y)
+            t[4], t[5] = min(t[4], x + y), max(t[5], x + y)
+            t[6], t[7] = min(t[6], x - y), max(t[7], x - y)

@@ -1,0 +1,119 @@
+"""Cells to learn from: crops of labelled images, or of drawn ones, with the maps that a network is to predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hotlap.base.errors import DataError
+from hotlap.data.micrograph import normalise
+from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
+from hotlap.segment.targets import label_maps
+from hotlap.workload import BadSample
+
+ZOOM = math.log(1.4)
+"""Crops show their cells up to 1.4 times larger or smaller."""
+
+Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+"""Picture ``i`` [H, W, 3] and its label [H, W]."""
+
+
+def stretched(image: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:  # [H, W, C] -> the same, uint8
+    """The picture from black to white, as it is seen in use, in bytes."""
+    return np.round(255 * normalise(image)).astype(np.uint8)
+
+
+class CellImages(Dataset[dict[str, Tensor]]):
+    """Whole pictures, stretched, kept once read: image [3, H, W] and maps [2, H, W] as bytes, labels [H, W]."""
+
+    def __init__(self, num_images: int, read: Read) -> None:
+        self.num_images, self._read = num_images, read
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        if not 0 <= position < self.num_images:
+            raise IndexError(f"position {position} of {self.num_images} pictures")
+        if position not in self._kept:
+            try:
+                image, labels = self._read(position)
+            except DataError as error:
+                raise BadSample(str(position), error.what) from error
+            maps = np.round(255 * label_maps(labels)).astype(np.uint8)
+            self._kept[position] = {
+                "image": torch.from_numpy(stretched(image)).permute(2, 0, 1).contiguous(),
+                "maps": torch.from_numpy(maps),
+                "labels": torch.from_numpy(labels.astype(np.int32)),
+            }
+        return self._kept[position]
+
+
+class CellCrops(Dataset[dict[str, Tensor]]):
+    """Squares of pictures at random places and scales: image and maps as bytes, and draws for turn and colour."""
+
+    def __init__(self, images: CellImages, *, size: int, crops: int) -> None:
+        self.images, self.size, self.crops = images, size, crops
+
+    def __len__(self) -> int:
+        return len(self.images) * self.crops
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)} crops")
+        whole = self.images[position % len(self.images)]
+        draws = torch.rand(3 + NUM_COLOURS)
+        side = max(1, round(self.size * math.exp(ZOOM * (2.0 * float(draws[0]) - 1.0))))
+        height, width = whole["labels"].shape
+        top = int(float(draws[1]) * (max(0, height - side) + 1))
+        left = int(float(draws[2]) * (max(0, width - side) + 1))
+        square = torch.cat([mirrored(whole[name], top, left, side) for name in ("image", "maps")])
+        if side != self.size:
+            wide = square[None].float()
+            wide = F.interpolate(wide, (self.size, self.size), mode="bilinear", antialias=side > self.size)
+            square = wide[0].round().clamp(0, 255).to(torch.uint8)
+        turn = torch.randint(NUM_TURNS, ())
+        return {"image": square[:3].contiguous(), "maps": square[3:].contiguous(), "turn": turn, "colour": draws[3:]}
+
+
+class CellCentres(Dataset[dict[str, Tensor]]):
+    """The middle of each picture as a square, with its labels; mirrored beyond its edges where it is too small."""
+
+    def __init__(self, images: CellImages, *, size: int) -> None:
+        self.images, self.size = images, size
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        whole = self.images[position]
+        height, width = whole["labels"].shape
+        top, left = max(0, height - self.size) // 2, max(0, width - self.size) // 2
+        square = {name: mirrored(whole[name], top, left, self.size) for name in ("image", "maps")}
+        # Mirrored objects would count twice, and what the mirror joins is no object at all.
+        labels = torch.zeros(self.size, self.size, dtype=torch.int32)
+        inside = whole["labels"][top : top + self.size, left : left + self.size]
+        labels[: inside.shape[0], : inside.shape[1]] = inside
+        return {**square, "labels": labels, "extent": torch.tensor(inside.shape)}
+
+
+def mirrored(planes: Tensor, top: int, left: int, side: int) -> Tensor:  # [C, H, W] -> [C, side, side]
+    """A square of a picture that goes on beyond its edges as its mirror image."""
+    height, width = planes.shape[-2:]
+    rows, columns = _there_and_back(top, side, height), _there_and_back(left, side, width)
+    if top + side <= height and left + side <= width:
+        return planes[..., top : top + side, left : left + side]
+    return planes[..., rows[:, None], columns]
+
+
+def _there_and_back(first: int, count: int, length: int) -> Tensor:
+    place = torch.arange(first, first + count) % (2 * length)
+    return torch.minimum(place, 2 * length - 1 - place)

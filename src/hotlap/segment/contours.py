@@ -1,0 +1,129 @@
+"""The outlines of numbered objects: outer rings with their holes, exact or simplified, and back to pixels."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from hotlap.data.outline import Outline, Polygon
+from hotlap.kernels.instances.op import simplify, trace
+
+
+def outlines(labels: np.ndarray, *, tolerance: float = 0.0) -> list[Outline]:  # [H, W]
+    """The outlines of all objects, by label; with tolerance 0 the very sides of the pixels.
+
+    A tolerance, in pixels, is how far a left-out corner may lie from the line (Douglas and Peucker). A ring that
+    would be left with fewer than three corners stays as it was.
+    """
+    points, starts, owners = trace(labels)
+    areas = ring_areas(points, starts)
+    keep = _kept(points, starts, tolerance)
+    rings = [points[a:b][keep[a:b]].astype(np.float64) for a, b in itertools.pairwise(starts)]
+    members: dict[int, list[int]] = {}
+    for ring, owner in enumerate(owners.tolist()):
+        members.setdefault(owner, []).append(ring)
+    inside = _inside(labels, points, starts, owners, areas)
+    return [
+        Outline(label, _parts(numbers, rings, areas, points, starts), inside.get(label, 0))
+        for label, numbers in sorted(members.items())
+    ]
+
+
+def ring_areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [R] float64
+    """Each ring's area by the shoelace formula; below 0 for a hole."""
+    if len(starts) < 2:
+        return np.zeros(0)
+    following = np.arange(1, len(points) + 1)
+    following[starts[1:] - 1] = starts[:-1]
+    cross = points[:, 0] * points[following, 1] - points[:, 1] * points[following, 0]
+    return np.add.reduceat(cross, starts[:-1]) / 2
+
+
+def _kept(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:  # [P] bool
+    keep = simplify(points, starts, tolerance) if tolerance > 0 else np.ones(len(points), bool)
+    if len(starts) > 1:
+        few = np.add.reduceat(keep.astype(np.int64), starts[:-1]) < 3
+        keep |= np.repeat(few, np.diff(starts))
+    return keep
+
+
+def _parts(
+    numbers: list[int], rings: list[np.ndarray], areas: np.ndarray, points: np.ndarray, starts: np.ndarray
+) -> tuple[Polygon, ...]:
+    """Polygons of one object: each hole belongs to the smallest outer ring around it."""
+    outers = [n for n in numbers if areas[n] > 0]
+    holes: dict[int, list[np.ndarray]] = {n: [] for n in outers}
+    for n in numbers:
+        if areas[n] > 0:
+            continue
+        home = outers[0]
+        if len(outers) > 1:
+            # The middle of the side after the hole's last corner, and a little to the object's side of it.
+            a, b = points[starts[n + 1] - 1], points[starts[n]]
+            along = np.sign(b - a)
+            spot = a + 0.5 * along + 0.25 * np.array([-along[1], along[0]])
+            around = [m for m in outers if _contains(points[starts[m] : starts[m + 1]], spot)]
+            home = min(around, key=lambda m: areas[m])
+        holes[home].append(rings[n])
+    return tuple(Polygon(rings[n], tuple(holes[n])) for n in outers)
+
+
+def _contains(ring: np.ndarray, spot: np.ndarray) -> bool:
+    """Whether a point lies within a ring, by the sides that a ray to the right crosses."""
+    x, y = ring[:, 0], ring[:, 1]
+    to_x, to_y = np.roll(x, -1), np.roll(y, -1)
+    crosses = (y > spot[1]) != (to_y > spot[1])
+    height = np.where(to_y == y, 1, to_y - y)
+    at = x + (spot[1] - y) * (to_x - x) / height
+    return bool(np.count_nonzero(crosses & (at > spot[0])) % 2)
+
+
+def _inside(
+    labels: np.ndarray, points: np.ndarray, starts: np.ndarray, owners: np.ndarray, areas: np.ndarray
+) -> dict[int, int]:
+    """For each object that lies in a hole, the object whose hole it is: of several around it, the innermost."""
+    holes = np.flatnonzero(areas < 0)
+    found: dict[int, tuple[float, int]] = {}
+    for n in holes.tolist():
+        ring = points[starts[n] : starts[n + 1]]
+        (left, top), (right, bottom) = ring.min(0), ring.max(0)
+        within = filled(ring, (int(bottom - top), int(right - left)), (int(left), int(top)))
+        there = np.unique(labels[top:bottom, left:right][within])
+        for label in there[there > 0].tolist():
+            if label != owners[n] and -areas[n] < found.get(label, (np.inf, 0))[0]:
+                found[label] = (-areas[n], int(owners[n]))
+    return {label: owner for label, (_, owner) in found.items()}
+
+
+def filled(ring: np.ndarray, shape: tuple[int, int], corner: tuple[int, int] = (0, 0)) -> np.ndarray:  # [H, W] bool
+    """The pixels of a picture of this shape, whose upper left corner is ``corner``, with centres within a ring."""
+    height, width = shape
+    flips = np.zeros((height, width + 1), bool)
+    x, y = ring[:, 0] - corner[0], ring[:, 1] - corner[1]
+    for ax, ay, bx, by in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
+        if ay == by:
+            continue
+        low, high = (ay, by) if ay < by else (by, ay)
+        rows = np.arange(max(int(np.ceil(low - 0.5)), 0), min(int(np.ceil(high - 0.5)), height))
+        at = ax + (rows + 0.5 - ay) * (bx - ax) / (by - ay)
+        columns = np.clip(np.ceil(at - 0.5).astype(np.int64), 0, width)
+        np.logical_xor.at(flips, (rows, columns), True)
+    return np.logical_xor.accumulate(flips, axis=1)[:, :width]
+
+
+def draw_outlines(found: list[Outline], shape: tuple[int, int]) -> np.ndarray:  # [H, W] int32
+    """The labels that outlines enclose; those that lie inside others are drawn over them."""
+    labels = np.zeros(shape, np.int32)
+    for outline in sorted(found, key=lambda outline: -max((abs(_area(p.outer)) for p in outline.parts), default=0)):
+        for part in outline.parts:
+            mask = filled(part.outer, shape)
+            for hole in part.holes:
+                mask &= ~filled(hole, shape)
+            labels[mask] = outline.label
+    return labels
+
+
+def _area(ring: np.ndarray) -> float:
+    x, y = ring[:, 0], ring[:, 1]
+    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2

@@ -1,0 +1,89 @@
+"""Which pictures of a folder are finished: one small file for each, written last, so that none is half done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hotlap.base.errors import DataError, StorageError
+from hotlap.data.micrograph import SUFFIXES, page_name
+from hotlap.records.run import write_atomic
+
+FOLDER = "done"
+
+
+def find_files(folder: Path) -> dict[str, Path]:
+    """The pictures of a folder by the name of their results: the stem, or the whole name where stems are the same."""
+    if not folder.is_dir():
+        raise DataError(f"folder {str(folder)!r} does not exist", expected="a folder with pictures")
+    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    if not paths:
+        raise DataError(f"folder {str(folder)!r} holds no pictures", expected=f"files {', '.join(SUFFIXES)}")
+    stems = [path.stem for path in paths]
+    return {path.name.replace(".", "_") if stems.count(path.stem) > 1 else path.stem: path for path in paths}
+
+
+def prepare(out: Path) -> None:
+    """Makes the folder of results, and proves that it can be written before any work is done."""
+    try:
+        (out / FOLDER).mkdir(parents=True, exist_ok=True)
+        probe = out / FOLDER / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise StorageError(
+            f"out = {str(out)!r} cannot be written: {error.strerror or error}", remedy="Choose another folder"
+        ) from error
+
+
+def content_digest(path: Path) -> str:
+    """Of a file's bytes: a picture that was changed is another one, one that was only touched is not."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Done:
+    """The finished pictures in one folder of results, for one network with its settings."""
+
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        self.out = out
+        self.settings = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def pages(self, name: str, digest: str) -> tuple[list[dict[str, Any]], int]:
+        """The entries of a file's pictures that are finished, and how many pictures it has; 0 if that is not known."""
+        single = self._entry(page_name(name, None), digest)
+        if single is not None:
+            return [single], 1
+        found, number = [], 0
+        for path in sorted((self.out / FOLDER).glob(f"{_escaped(name)}_page[0-9]*.json")):
+            entry = self._entry(path.stem, digest)
+            if entry is not None:
+                found.append(entry)
+                number = entry["num_pages"]
+        return found, number
+
+    def _entry(self, name: str, digest: str) -> dict[str, Any] | None:
+        """What was noted of a picture, if it still holds and its files are there."""
+        try:
+            entry: dict[str, Any] = json.loads((self.out / FOLDER / f"{name}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        same = entry.get("digest") == digest and entry.get("settings") == self.settings
+        return entry if same and all((self.out / file).is_file() for file in entry["files"]) else None
+
+    def write(self, entry: dict[str, Any], files: Mapping[str, bytes | str]) -> None:
+        """Writes a picture's files and then that it is finished."""
+        for name, content in files.items():
+            path = self.out / name
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, content)
+        noted = {**entry, "settings": self.settings, "files": list(files)}
+        write_atomic(self.out / FOLDER / f"{entry['name']}.json", json.dumps(noted) + "\n")
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,0 +1,177 @@
+"""How well a network finds the cells of labelled images: scores of each image and of all, as tables and pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hotlap.base import events
+from hotlap.base.errors import ConfigError, StorageError
+from hotlap.base.events import Emit, ignore
+from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.data.micrograph import normalise
+
+OTSU = "otsu"
+"""In place of a network: Otsu's threshold and a watershed of the shapes, nothing learned."""
+SCORES, TABLE = "scores.json", "images.csv"
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentEvalConfig:
+    """Scores a network on labelled images: AP at 0.5 to 0.95, F1, PQ and Dice."""
+
+    data: Path = Path()
+    """Folder with images/ and labels/ of the same stems, or one npz file of them."""
+    model: str = OTSU
+    """Weights, or the folder of a training; a network's name with weights; otsu for a threshold and a watershed."""
+    weights: Path | None = None
+    """Trained weights of a network given by name."""
+    out: Path = Path("segment-eval")
+    """Folder for scores.json, images.csv and pictures/."""
+    split: Literal["held-out", "train", "all"] = "held-out"
+    """Which images: every fifth by name, the others, or all."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers that the network computes with."""
+    channels_last: bool = False
+    """Images in NHWC order."""
+    batch: int = 8
+    """Tiles that go through the network together."""
+    tile: int = 1024
+    """Longest side of a tile, in pixels."""
+    threshold: float = 0.5
+    """Probability from which a pixel belongs to a cell."""
+    seed_threshold: float = 0.5
+    """Height of a core from which it is a cell of its own."""
+    min_area: int = 10
+    """Pixels of the smallest cell."""
+    pictures: int = 12
+    """Pictures drawn, spread from the worst to the best: truth and finding side by side; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if self.pictures < 0:
+            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="0 or more")
+        if self.batch < 1:
+            raise ConfigError(f"batch = {self.batch} is not valid", expected="at least 1")
+
+
+def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
+    """The scores of each image and of all; also written, with pictures, to the config's folder."""
+    if str(config.data) in ("", "."):
+        raise ConfigError("no data was given", remedy="Name a folder, as in 'hotlap segment eval cells --model out'")
+    images = _chosen(config)
+    predict = _predictor(config)
+    _make_folder(config.out)
+    began = time.perf_counter()
+    rows, kept = [], {}
+    emit(events.start("eval", len(images)))
+    for done, (index, maps) in enumerate(predict(images), start=1):
+        row, labels = _judge(images[index], maps, config)
+        rows.append((index, row))
+        kept[index] = labels
+        emit(events.advance("eval", done, len(images), f"{images[index].name}: AP {row.row()['ap50']:.2f}"))
+    emit(events.finish("eval"))
+    rows.sort(key=lambda item: item[0])
+    from hotlap.segment.instance_metrics import summarise
+
+    found: dict[str, Any] = {
+        "model": config.model,
+        "split": config.split,
+        "num_images": len(images),
+        "seconds": time.perf_counter() - began,
+        "scores": summarise([row for _, row in rows]),
+        "images": [{"name": images[index].name, **row.row()} for index, row in rows],
+    }
+    _write(found, config.out)
+    _draw(images, found["images"], kept, config)
+    return found
+
+
+def _chosen(config: SegmentEvalConfig) -> list[InstanceImage]:
+    everything = find_images(config.data)
+    train, held_out = split_images(everything)
+    return {"held-out": held_out, "train": train, "all": everything}[config.split]
+
+
+Predictor = Callable[[list[InstanceImage]], Iterator[tuple[int, Array]]]
+
+
+def _predictor(config: SegmentEvalConfig) -> Predictor:
+    """What gives the maps [M, H, W] of each image with its number, in any order."""
+    if config.model == OTSU:
+        return _by_threshold
+    from hotlap.segment.network import load_predictor
+    from hotlap.segment.predict_config import SegmentPredictConfig
+    from hotlap.segment.tiles import TileConfig, predict_maps
+
+    tiles = TileConfig(tile=config.tile, overlap=min(128, config.tile // 4), multiple=32, batch=config.batch)
+    net = load_predictor(
+        SegmentPredictConfig(
+            folder=config.data,
+            model=config.model,
+            weights=config.weights,
+            device=config.device,
+            precision=config.precision,
+            channels_last=config.channels_last,
+        )
+    )
+    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), net, tiles)
+
+
+def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:
+    from hotlap.segment.otsu import otsu_foreground
+
+    for index, image in enumerate(images):
+        yield index, otsu_foreground(normalise(image.read()[0]))
+
+
+def _judge(image: InstanceImage, maps: Array, config: SegmentEvalConfig) -> tuple[Any, Array]:
+    from hotlap.segment.instance_metrics import score_image
+    from hotlap.segment.instances import SplitConfig, split
+    from hotlap.segment.targets import MAPS
+
+    how = SplitConfig(threshold=config.threshold, seed_threshold=config.seed_threshold, min_area=config.min_area)
+    labels = split(maps, MAPS[: len(maps)], how)
+    return score_image(image.read()[1], labels), labels
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to out = {str(folder)!r}: {error.strerror or error}", remedy="Choose another --out"
+        ) from error
+
+
+def _write(found: dict[str, Any], folder: Path) -> None:
+    (folder / SCORES).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with (folder / TABLE).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(found["images"][0]))
+        writer.writeheader()
+        writer.writerows(found["images"])
+
+
+def _draw(
+    images: list[InstanceImage], rows: list[dict[str, Any]], kept: dict[int, Array], config: SegmentEvalConfig
+) -> None:
+    """Some pictures, named by their rank, from the worst AP to the best."""
+    from hotlap.segment.outline_picture import compared
+
+    worst_first = sorted(range(len(rows)), key=lambda index: rows[index]["ap50"])
+    count = min(config.pictures, len(worst_first))
+    for place in np.unique(np.linspace(0, len(worst_first) - 1, count).round().astype(int)).tolist():
+        index = worst_first[place]
+        pixels, truth = images[index].read()
+        name = f"{place + 1:03d}-ap{round(100 * rows[index]['ap50']):03d}-{images[index].name}.png"
+        compared(normalise(pixels), truth, kept[index]).save(config.out / "pictures" / name)

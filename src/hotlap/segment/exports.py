@@ -1,0 +1,89 @@
+"""The files of results: those of each picture, and those of all pictures together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotlap.data.coco import CocoImage, coco_document, coco_image
+from hotlap.data.geojson import write_geojson
+from hotlap.data.imagej_roi import write_rois
+from hotlap.data.object_table import write_csv, write_xlsx
+from hotlap.data.tiff import write_tiff
+from hotlap.data.yolo_seg import write_yolo
+from hotlap.records.run import write_atomic
+from hotlap.segment.objects import COLUMNS, as_row
+from hotlap.segment.overlay import draw_overlay, encode_png
+from hotlap.segment.predict import Segmented
+
+TABLES = {"csv": "objects.csv", "xlsx": "objects.xlsx", "coco": "coco.json"}
+"""Files of all pictures together."""
+
+
+def label_tiff(labels: np.ndarray) -> bytes:  # [H, W] int32
+    """The label picture as a TIFF of 16 bits, or of 32 where there are more objects than 65,535."""
+    return write_tiff(labels.astype(np.uint16 if labels.max(initial=0) < 1 << 16 else np.uint32))
+
+
+def picture_files(
+    name: str, found: Segmented, picture: np.ndarray, formats: Iterable[str], category: str
+) -> dict[str, bytes | str]:
+    """The contents of one picture's files by their paths below the folder of results."""
+    height, width = found.labels.shape
+    measured = {m.label: dataclasses.asdict(m) for m in found.objects}
+    made: dict[str, bytes | str] = {}
+    for kind in formats:
+        if kind == "labels":
+            made[f"labels/{name}.tif"] = label_tiff(found.labels)
+        elif kind == "overlay":
+            made[f"overlays/{name}.png"] = encode_png(draw_overlay(picture, found.labels))
+        elif kind == "yolo":
+            made[f"yolo/{name}.txt"] = write_yolo(found.outlines, height, width)
+        elif kind == "roi":
+            made[f"roi/{name}.zip"] = write_rois(found.outlines)
+        elif kind == "geojson":
+            made[f"geojson/{name}.geojson"] = write_geojson(found.outlines, measured, category)
+    return made
+
+
+def picture_entry(name: str, file_name: str, found: Segmented, formats: Iterable[str]) -> dict[str, Any]:
+    """What the files of all pictures need to know of one."""
+    entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [as_row(m) for m in found.objects]}
+    if "coco" in formats:
+        image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects])
+        entry["coco"] = coco_image(image, 0, 0)
+    return entry
+
+
+def write_tables(out: Path, entries: Sequence[Mapping[str, Any]], formats: Iterable[str], category: str) -> list[Path]:
+    """Writes the files of all pictures together; which they are."""
+    columns = ("image", "file", *COLUMNS)
+    rows = [(entry["name"], entry["file_name"], *row) for entry in entries for row in entry["rows"]]
+    written = []
+    for kind, name in TABLES.items():
+        if kind not in formats:
+            continue
+        if kind == "coco":
+            content: str | bytes = json.dumps(_merged(entries, category), allow_nan=False) + "\n"
+        else:
+            content = write_csv(columns, rows) if kind == "csv" else write_xlsx(columns, rows)
+        write_atomic(out / name, content)
+        written.append(out / name)
+    return written
+
+
+def _merged(entries: Sequence[Mapping[str, Any]], category: str) -> dict[str, Any]:
+    """The COCO document of all pictures, numbered anew."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for entry in entries:
+        image, found = entry["coco"]
+        images.append({**image, "id": len(images) + 1})
+        for annotation in found:
+            annotations.append({**annotation, "id": len(annotations) + 1, "image_id": len(images)})
+    return coco_document(images, annotations, category)

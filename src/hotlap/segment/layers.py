@@ -1,0 +1,83 @@
+"""Layers that the cell networks share: a norm that keeps the memory layout, sizes that fit, small attentions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class InstanceNorm(nn.InstanceNorm2d):
+    """Each channel of each image with mean 0 and variance 1, then scaled and shifted; any layout, any size from 1x1.
+
+    torch's own turns channels-last images round before and after each norm, and refuses a single pixel. Here such
+    tensors are summed in float32 where they lie; torch.compile makes one kernel of it.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
+        if x.is_contiguous() and x.shape[-2] * x.shape[-1] > 1 and not torch.compiler.is_compiling():
+            return F.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+        scale = self.weight[:, None, None] * torch.rsqrt(var + self.eps)
+        return torch.addcmul(self.bias[:, None, None] - mean * scale, wide, scale).to(x.dtype)
+
+
+class FittedNet(nn.Module):
+    """A network for images of any size: sides are extended to a multiple of ``stride`` and the result is cut back."""
+
+    stride = 1
+
+    def forward(self, image: Tensor) -> Tensor:  # [n, C, H, W] -> [n, maps, H, W]
+        height, width = image.shape[-2:]
+        if height % self.stride or width % self.stride:
+            image = F.pad(image, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        return self.scores(image)[..., :height, :width]
+
+    def scores(self, image: Tensor) -> Tensor:
+        """The scores of an image whose sides are multiples of the stride."""
+        raise NotImplementedError
+
+
+def conv_norm(before: int, after: int, kernel: int, *, stride: int = 1, relu: bool = True) -> nn.Sequential:
+    """A convolution without bias, its norm and, unless told otherwise, a ReLU."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False),
+        InstanceNorm(after),
+    ]
+    return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
+
+
+def mean_and_max(x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, 2, H, W]
+    """Mean and maximum over the channels."""
+    return torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+
+
+class Gate(nn.Module):
+    """A skip weighed, pixel by pixel, by how well it fits what comes up from below; then refined."""
+
+    def __init__(self, channels: int, refine: nn.Module, *, bias: bool) -> None:
+        super().__init__()
+        inner = max(channels // 2, 8)
+        self.from_below = conv_norm(channels, inner, 1, relu=False)
+        self.from_skip = conv_norm(channels, inner, 1, relu=False)
+        self.weigh = nn.Sequential(nn.Conv2d(inner, 1, 1, bias=bias), InstanceNorm(1))
+        self.refine = refine
+
+    def forward(self, below: Tensor, skip: Tensor) -> Tensor:  # [n, C, H, W] each
+        fits = F.relu(self.from_below(below) + self.from_skip(skip))
+        refined: Tensor = self.refine(skip * torch.sigmoid(self.weigh(fits)))
+        return refined
+
+
+def init_he(net: nn.Module, last: nn.Conv2d) -> None:
+    """He's initial weights for every convolution, zero for its bias; the last one starts near a score of 0."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    last.reset_parameters()

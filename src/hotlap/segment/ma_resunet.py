@@ -1,0 +1,121 @@
+"""MA-ResUNet: a residual U-Net with several attentions in each block, and self-attention over the whole picture below.
+
+The self-attention goes through torch's fused attention, so the matrix of all pairs of places (512 MiB an image at
+1024x1024 in float32) is never stored.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hotlap.segment.layers import FittedNet, Gate, conv_norm, init_he, mean_and_max
+
+DEPTHS = (2, 2, 3, 3)
+"""Blocks of the encoder's levels; each level is twice as wide as the one above."""
+DROPOUT = 0.1
+HEADS = 8
+BIAS_WINDOW = 7
+CALM = 1e-4
+
+
+class MAResUNet(FittedNet):
+    """Scores of each pixel; width 64 and one map give 78,210,661 weights."""
+
+    stride = 16
+
+    def __init__(self, *, in_channels: int = 3, maps: int = 1, width: int = 64) -> None:
+        super().__init__()
+        widths = [width << level for level in range(len(DEPTHS))]
+        self.stem = conv_norm(in_channels, width, 7)
+        self.encoders = nn.ModuleList(
+            nn.Sequential(_Block(a, b), *(_Block(b, b) for _ in range(depth - 1)))
+            for a, b, depth in zip([width, *widths], widths, DEPTHS, strict=False)
+        )
+        deepest = 2 * widths[-1]
+        self.bottleneck = nn.Sequential(_Block(widths[-1], deepest), _SelfAttention(deepest), _Block(deepest, deepest))
+        upwards = widths[::-1]
+        self.upsamplers = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in upwards)
+        self.gates = nn.ModuleList(Gate(w, _Triplet(), bias=True) for w in upwards)
+        self.decoders = nn.ModuleList(nn.Sequential(_Block(2 * w, w), _Block(w, w)) for w in upwards)
+        last = nn.Conv2d(width // 2, maps, 1)
+        self.head = nn.Sequential(conv_norm(width, width // 2, 3), last)
+        init_he(self, last)
+
+    def scores(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        skips = []
+        for encoder in self.encoders:
+            x = encoder(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottleneck(x)
+        for upsample, gate, decoder in zip(self.upsamplers, self.gates, self.decoders, strict=True):
+            x = upsample(x)
+            x = decoder(torch.cat([gate(x, skips.pop()), x], 1))
+        return self.head(x)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and the attentions, around a shortcut."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            conv_norm(before, after, 3), nn.Dropout2d(DROPOUT), conv_norm(after, after, 3, relu=False)
+        )
+        self.triplet = _Triplet()
+        self.fusion = conv_norm(after, after, 1)
+        self.shortcut = conv_norm(before, after, 1, relu=False) if before != after else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.body(x)
+        out = out + self.fusion(self.triplet(out * torch.sigmoid(-_standardised(out))))
+        return F.relu(out + self.shortcut(x))
+
+
+def _standardised(x: Tensor) -> Tensor:
+    """Each channel of each image with mean 0 and variance about 1; a gate by it favours what is low."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+    return ((wide - mean) * torch.rsqrt(var + CALM)).to(x.dtype)
+
+
+class _Triplet(nn.Module):
+    """Pixels weighed by three sigmoids: of their row, of their column and of what surrounds them.
+
+    The seven taps lie along the profile; across it, as first published, six of them would only ever see padding.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Conv2d(2, 1, (7, 1), padding=(3, 0), bias=False)
+        self.columns = nn.Conv2d(2, 1, (1, 7), padding=(0, 3), bias=False)
+        self.places = nn.Conv2d(2, 1, 7, padding=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.sigmoid(self.rows(mean_and_max(x.mean(3, keepdim=True))))  # [n, 1, H, 1]
+        columns = torch.sigmoid(self.columns(mean_and_max(x.mean(2, keepdim=True))))  # [n, 1, 1, W]
+        return x * (rows * columns * torch.sigmoid(self.places(mean_and_max(x))))
+
+
+class _SelfAttention(nn.Module):
+    """Every place as a mixture of all places, by eight heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
+        self.to_qkv = nn.Conv2d(width, 3 * width, 1, bias=False)
+        self.project = nn.Conv2d(width, width, 1)
+        # The published network counts this table among its weights and never reads it; nor does this one.
+        self.register_parameter(
+            "position_bias", nn.Parameter(torch.zeros((2 * BIAS_WINDOW - 1) ** 2, HEADS), requires_grad=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
+        n, channels, height, width = x.shape
+        qkv = self.to_qkv(self.spread(x)).reshape(n, 3, HEADS, channels // HEADS, height * width)
+        q, k, v = qkv.transpose(3, 4).unbind(1)  # [n, heads, places, C / heads]
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.project(mixed.transpose(2, 3).reshape(n, channels, height, width))

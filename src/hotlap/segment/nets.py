@@ -1,0 +1,81 @@
+"""The networks that see cells, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, did_you_mean
+from hotlap.segment.hrnet import HRNet
+from hotlap.segment.layers import FittedNet
+from hotlap.segment.ma_resunet import MAResUNet
+from hotlap.segment.model import UNet
+from hotlap.segment.resunet_small import ResUNetSmall
+
+SMP = "smp:"
+"""Begins the name of a network of segmentation_models_pytorch: smp:unetplusplus/resnet34."""
+NETS: dict[str, Callable[..., nn.Module]] = {
+    "hrnet": HRNet,
+    "resunet-small": ResUNetSmall,
+    "ma-resunet": MAResUNet,
+    "unet": lambda *, in_channels, maps, width: UNet(classes=maps, width=width, channels=in_channels),
+}
+WIDTHS = {"hrnet": 48, "resunet-small": 48, "ma-resunet": 64, "unet": 64}
+"""Channels of the first level as published; all other levels follow from them."""
+LEAST = {"hrnet": 4, "resunet-small": 6, "ma-resunet": 2, "unet": 1}
+"""A width below which a layer would have no channels, or a norm none to work on."""
+
+
+def build_net(name: str, *, in_channels: int = 3, maps: int = 1, width: int | None = None) -> nn.Module:
+    """A network with fresh weights; it turns images [n, in_channels, H, W] of any size into scores [n, maps, H, W].
+
+    A score above 0 means more likely than not. ``width`` is the first level's; by default the published one.
+    """
+    for what, value in {"in_channels": in_channels, "maps": maps}.items():
+        if value < 1:
+            raise ConfigError(f"{what} = {value} is not valid", expected="at least 1")
+    if name.startswith(SMP):
+        if width is not None:
+            raise ConfigError(f"width = {width} with model {name!r}", expected="no width: its encoder decides")
+        return _FromSmp(name, in_channels=in_channels, maps=maps)
+    if name not in NETS:
+        raise UnknownName(
+            f"unknown model {name!r}",
+            expected=f"{', '.join(NETS)} or {SMP}ARCHITECTURE/ENCODER",
+            remedy=did_you_mean(name, NETS),
+        )
+    if width is not None and width < LEAST[name]:
+        raise ConfigError(f"width = {width} is not valid for {name!r}", expected=f"at least {LEAST[name]}")
+    return NETS[name](in_channels=in_channels, maps=maps, width=WIDTHS[name] if width is None else width)
+
+
+class _FromSmp(FittedNet):
+    """A network of segmentation_models_pytorch, with fresh weights, that takes images of any size."""
+
+    stride = 32
+
+    def __init__(self, name: str, *, in_channels: int, maps: int) -> None:
+        super().__init__()
+        try:
+            smp = importlib.import_module("segmentation_models_pytorch")
+        except ModuleNotFoundError as error:
+            raise EnvironmentUnusable(
+                f"model {name!r} needs segmentation_models_pytorch, which is not installed",
+                remedy="pip install 'hotlap[smp]'",
+            ) from error
+        architecture, _, encoder = name.removeprefix(SMP).partition("/")
+        try:
+            self.net = smp.create_model(
+                architecture, encoder or "resnet34", encoder_weights=None, in_channels=in_channels, classes=maps
+            )
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UnknownName(
+                f"model {name!r} is not one of segmentation_models_pytorch: {error}",
+                expected=f"{SMP}ARCHITECTURE/ENCODER, such as {SMP}unet/resnet34",
+            ) from error
+
+    def scores(self, image: Tensor) -> Tensor:
+        found: Tensor = self.net(image)
+        return found

@@ -1,0 +1,160 @@
+"""A trained network ready to look at tiles: recognised by its weights, with its maps as probabilities."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hotlap.base.errors import ConfigError, OutOfMemory, UsageError
+from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
+from hotlap.engine.parts import pick_device
+from hotlap.measure.weights import load_weights, read_weights
+from hotlap.segment.app import WEIGHTS
+from hotlap.segment.nets import LEAST, NETS, SMP, build_net
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.targets import MAPS
+
+_TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Predictor:
+    """Tiles [n, 3, h, w], bytes or in [0, 1], become probabilities [n, M, h, w] of the maps ``names`` on its device."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        names: tuple[str, ...] = MAPS,
+        device: torch.device,
+        precision: str = "fp32",
+        channels_last: bool = False,
+        name: str = "",
+        digest: str = "",
+    ) -> None:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
+        self.names, self.device, self.layout = names, device, layout
+        self.dtype = _TYPES[precision]
+        self.name = name
+        self.digest = digest
+        """Of the weights: results of other weights are other results."""
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        """Scores always go through the sigmoid, whatever their values are."""
+        on_card = self.device.type == "cuda"
+        cast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
+        try:
+            with torch.inference_mode(), cast:
+                given = tiles.pin_memory().to(self.device, non_blocking=True) if on_card else tiles
+                given = given.contiguous(memory_format=self.layout)
+                given = given.float().div_(255) if given.dtype == torch.uint8 else given
+                return torch.sigmoid(self.model(given).float())
+        except torch.OutOfMemoryError as error:
+            count, _, height, width = tiles.shape
+            raise OutOfMemory(
+                f"batch = {count} tiles of {height}x{width} do not fit the memory of {self.device}",
+                remedy="Give a smaller --batch or --tile; what was finished is kept",
+            ) from error
+
+
+def load_predictor(config: SegmentPredictConfig) -> Predictor:
+    """The network that the settings name, with its trained weights."""
+    file = find_weights(config)
+    weights = read_weights(file)
+    named = config.model if config.weights is not None else None
+    if named is not None and (named.startswith(SMP) or config.width is not None):
+        name, width, num_maps = named, config.width, _num_maps_given(weights)
+    else:
+        name, width, num_maps = recognise(weights, file, named)
+    if num_maps > len(MAPS):
+        raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=f"at most {len(MAPS)}: {MAPS}")
+    model = build_net(name, maps=num_maps, width=width)
+    load_weights(model, weights, file)
+    return Predictor(
+        model,
+        names=MAPS[:num_maps],
+        device=pick_device(config.device),
+        precision=config.precision,
+        channels_last=config.channels_last,
+        name=name,
+        digest=f"{name} {_digest(weights)}",
+    )
+
+
+def find_weights(config: SegmentPredictConfig) -> Path:
+    """The file with the weights; of a training's folder, its best checkpoint or else its last."""
+    given = config.weights
+    if given is None:
+        given = Path(config.model)
+        if not given.exists():
+            known = config.model in NETS or config.model.startswith(SMP)
+            raise ConfigError(
+                f"model = {config.model!r} "
+                + ("comes without weights" if known else "is neither a file nor a network"),
+                expected=f"a checkpoint, a training's folder, or one of {', '.join(NETS)} with --weights",
+                remedy="'hotlap segment train' makes one",
+            )
+    if not given.is_dir():
+        return given
+    if (given / WEIGHTS).is_file():
+        return given / WEIGHTS
+    for folder in (given / CHECKPOINTS, given):
+        store = CheckpointStore(folder)
+        best = store.best_path()
+        if best is not None:
+            return best
+        last = sorted(folder.glob("step-*.pt"))
+        if last:
+            return last[-1]
+    raise UsageError(f"folder {str(given)!r} holds no checkpoint", expected=f"{CHECKPOINTS}/step-*.pt in it")
+
+
+def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = None) -> tuple[str, int, int]:
+    """Name, width and number of maps of the network that these weights belong to."""
+    for name in [named] if named else NETS:
+        least = LEAST[name]
+        narrow = _shapes(name, 1, least)
+        if set(narrow) != set(weights):
+            continue
+        head = _first_other(narrow, _shapes(name, 2, least))
+        wide = _shapes(name, 1, 2 * least)
+        body = _first_other(narrow, wide)
+        # Channels grow in step with the width.
+        grown = (len(weights[body]) - narrow[body][0]) * least
+        return name, least + grown // (wide[body][0] - narrow[body][0]), len(weights[head])
+    raise UsageError(
+        f"weights = {str(file)!r} are not those of {named or 'a network known here'}",
+        expected=f"weights of {named or ', '.join(NETS)}",
+        remedy="Give the network that was trained with --model and its weights with --weights",
+    )
+
+
+def _first_other(some: Mapping[str, torch.Size], others: Mapping[str, torch.Size]) -> str:
+    """The first tensor that has another first side in the one than in the other."""
+    return next(key for key in some if some[key][:1] != others[key][:1])
+
+
+@functools.cache
+def _shapes(name: str, maps: int, width: int) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {key: tensor.shape for key, tensor in build_net(name, maps=maps, width=width).state_dict().items()}
+
+
+def _num_maps_given(weights: Mapping[str, Tensor]) -> int:
+    """Of weights whose network is known by name: their last tensor is the bias of the maps."""
+    return len(list(weights.values())[-1])
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    made = hashlib.sha256()
+    for key in sorted(weights):
+        made.update(key.encode())
+        made.update(weights[key].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()[:16]

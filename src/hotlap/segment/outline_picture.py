@@ -1,0 +1,43 @@
+"""A picture with its true objects outlined beside the same with those that were found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hotlap.data.picture_file import require_pillow
+
+TRUE_COLOUR, FOUND_COLOUR = (60, 220, 90), (255, 140, 0)
+GAP_PX = 4
+LEAST_SIDE = 256
+
+Array = np.ndarray[Any, Any]
+
+
+def compared(picture: Array, truth: Array, found: Array) -> Any:  # [H, W, 3] in [0, 1], [H, W] each
+    """Truth to the left in green, finding to the right in orange, as a Pillow image; small pictures are enlarged."""
+    scale = max(1, round(LEAST_SIDE / min(picture.shape[:2])))
+    sides = [
+        outlined(_enlarged(picture, scale), _enlarged(labels, scale), colour)
+        for labels, colour in ((truth, TRUE_COLOUR), (found, FOUND_COLOUR))
+    ]
+    gap = np.full((sides[0].shape[0], GAP_PX, 3), 255, np.uint8)
+    return require_pillow().fromarray(np.concatenate([sides[0], gap, sides[1]], 1))
+
+
+def outlined(picture: Array, labels: Array, colour: tuple[int, int, int]) -> Array:  # -> [H, W, 3] uint8
+    """The picture with every object's edge pixels coloured."""
+    drawn = np.round(255 * picture).astype(np.uint8)
+    edge = np.zeros(labels.shape, bool)
+    across, down = labels[:, 1:] != labels[:, :-1], labels[1:] != labels[:-1]
+    edge[:, 1:] |= across
+    edge[:, :-1] |= across
+    edge[1:] |= down
+    edge[:-1] |= down
+    drawn[edge & (labels > 0)] = colour
+    return drawn
+
+
+def _enlarged(pixels: Array, scale: int) -> Array:
+    return pixels.repeat(scale, 0).repeat(scale, 1)

@@ -1,0 +1,120 @@
+"""The objects in pictures of any sizes: tiles pooled into full batches, results worked out beside the network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hotlap.data.micrograph import normalise
+from hotlap.data.outline import Outline
+from hotlap.segment.contours import outlines
+from hotlap.segment.instances import SplitConfig, split
+from hotlap.segment.network import Predictor
+from hotlap.segment.objects import ObjectMetrics, measure_objects
+from hotlap.segment.tiles import TileConfig, predict_maps
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyConfig:
+    """How objects are found in pictures that are in memory."""
+
+    tiles: TileConfig = field(default_factory=TileConfig)
+    """How pictures are cut and batched."""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """How maps become objects."""
+    simplify_px: float = 0.75
+    """How far left-out corners may lie from the outlines."""
+    um_per_px: float | None = None
+    """Micrometres per pixel; measurements are then in micrometres."""
+    workers: int = 4
+    """Threads that work on results while the network goes on."""
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """What was found in one picture."""
+
+    labels: np.ndarray  # [H, W] int32
+    """0 is background, every other value one object."""
+    outlines: list[Outline]
+    """By label; simplified."""
+    objects: list[ObjectMetrics]
+    """Measurements, by label."""
+
+
+MANY = ManyConfig()
+
+
+def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = MANY) -> Segmented:  # [M, H, W]
+    """The objects that maps show, outlined and measured."""
+    labels = split(maps, names, config.split)
+    foreground = maps[names.index("foreground")]
+    return Segmented(
+        labels,
+        outlines(labels, tolerance=config.simplify_px),
+        measure_objects(labels, foreground, um_per_px=config.um_per_px),
+    )
+
+
+def predict_many(
+    images: Iterable[np.ndarray],  # [H, W, C] each, C is 1 or 3
+    predictor: Predictor,
+    config: ManyConfig = MANY,
+) -> list[Segmented]:
+    """The objects of each picture, in the pictures' order; tiles of all of them share full batches.
+
+    Pictures hold samples of any kind, as ``read_pictures`` gives them; each is normalised by its own percentiles.
+    """
+    with ThreadPoolExecutor(config.workers, thread_name_prefix="hotlap-segment") as pool:
+        pictures = (normalise(image) for image in images)
+        jobs = (
+            (index, pool.submit(segment_maps, maps, predictor.names, config))
+            for index, maps in predict_maps(pictures, predictor, config.tiles)
+        )
+        found = {index: future.result() for index, future in list(jobs)}
+    return [found[index] for index in sorted(found)]
+
+
+class Beside:
+    """Work in threads beside the caller, at most ``most`` at a time; the first error is raised to the caller."""
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hotlap-results")
+        self._most = 2 * workers
+        self._running: deque[Future[Any]] = deque()
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Starts work; waits for the oldest where too much is under way."""
+        while len(self._running) >= self._most:
+            self._running.popleft().result()
+        self._running.append(self._pool.submit(work, *arguments))
+
+    def finish(self) -> None:
+        """Waits for all of it."""
+        try:
+            while self._running:
+                self._running.popleft().result()
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def timed(items: Iterator[T], spent: Callable[[float], None]) -> Iterator[T]:
+    """The same items; ``spent`` hears how many seconds each was waited for."""
+    from time import perf_counter
+
+    while True:
+        began = perf_counter()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            spent(perf_counter() - began)
+        yield item

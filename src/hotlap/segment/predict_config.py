@@ -1,0 +1,80 @@
+"""What finding objects in a folder of pictures can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hotlap.base.errors import ConfigError, did_you_mean
+from hotlap.data.micrograph import MOST_PIXELS
+from hotlap.segment.instances import SplitConfig
+
+FORMATS = ("labels", "csv", "xlsx", "coco", "yolo", "roi", "geojson", "overlay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPredictConfig:
+    """Finds the objects in every picture of a folder and writes what was asked for."""
+
+    folder: Path
+    """Folder with PNG, JPEG, TIFF or BMP pictures; pages of a TIFF are pictures of their own."""
+    model: str = "hrnet"
+    """A network's name, given with its weights, or the weights themselves: a checkpoint, a training's folder."""
+    weights: Path | None = None
+    """Trained weights of a network given by name."""
+    width: int | None = None
+    """Channels of the network's first level; by default what the weights have."""
+    out: Path = Path("segmented")
+    """Folder for the results; pictures that were finished there before are not done again."""
+    formats: tuple[str, ...] = ("labels", "csv", "overlay")
+    """What to write: labels, csv, xlsx, coco, yolo, roi, geojson, overlay."""
+    threshold: float = 0.5
+    """Probability from which a pixel belongs to an object."""
+    seed_threshold: float = 0.5
+    """Height of a core from which it starts an object of its own; lower splits less."""
+    min_area: int = 10
+    """Pixels of the smallest object that is kept."""
+    simplify_px: float = 0.75
+    """How far corners left out of YOLO, ROI and GeoJSON outlines may lie from them; 0 keeps every pixel's side."""
+    um_per_px: float | None = None
+    """Micrometres per pixel; measurements are then in micrometres."""
+    category: str = "cell"
+    """What the objects are called in COCO and GeoJSON."""
+    batch: int = 8
+    """Tiles that go through the network together, of whichever pictures they are."""
+    batch_sizes: Path | None = None
+    """A batch_sizes.json of 'hotlap tune --export'; the network's tuned batch in it takes the place of --batch."""
+    tile: int = 1024
+    """Longest side of a tile, in pixels."""
+    overlap: int = 128
+    """Pixels that neighbouring tiles share."""
+    device: str = "auto"
+    """auto (a card that torch can use, else the CPU), cpu, cuda or cuda:1."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers that the network computes with."""
+    channels_last: bool = False
+    """Whether the network's images have their channels last in memory, which suits tensor cores."""
+    workers: int = 0
+    """Threads that read pictures, and as many that work on results; 0 for as many as there are cores, at most 16."""
+    most_pixels: int = MOST_PIXELS
+    """Pixels of the largest picture that is read; a larger one is refused before it is decoded."""
+    redo: bool = False
+    """Do finished pictures again."""
+
+    def __post_init__(self) -> None:
+        for name in self.formats:
+            if name not in FORMATS:
+                raise ConfigError(f"formats = {name!r} is not known", remedy=did_you_mean(name, FORMATS))
+        if self.simplify_px < 0:
+            raise ConfigError(f"simplify_px = {self.simplify_px} is not valid", expected="at least 0")
+        if self.um_per_px is not None and not 0 < self.um_per_px < float("inf"):
+            raise ConfigError(f"um_per_px = {self.um_per_px} is not valid", expected="a number above 0")
+        for name, least in {"batch": 1, "workers": 0, "most_pixels": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {least}")
+        self.split()
+
+    def split(self) -> SplitConfig:
+        """How maps become objects."""
+        return SplitConfig(threshold=self.threshold, seed_threshold=self.seed_threshold, min_area=self.min_area)

@@ -1,0 +1,170 @@
+"""``hotlap segment predict``: every picture of a folder, finished one by one, so that an interrupt loses none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from hotlap.base import events
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
+from hotlap.base.events import Emit, ignore
+from hotlap.data.batch_sizes import read_batch_size
+from hotlap.segment.done import Done, find_files, prepare
+from hotlap.segment.exports import picture_entry, picture_files, write_tables
+from hotlap.segment.network import Predictor, load_predictor
+from hotlap.segment.predict import Beside, ManyConfig, segment_maps, timed
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.reading import Bad, Finished, Loaded, Reader
+from hotlap.segment.tiles import TileConfig, predict_maps
+
+TASK = "predict"
+_MOST_WORKERS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedFolder:
+    """What was found, where it lies, and where the time went."""
+
+    num_images: int
+    """Pictures finished now."""
+    num_before: int
+    """Pictures that were finished before."""
+    num_objects: int
+    """In all of them."""
+    bad: dict[str, str]
+    """Files that could not be read, each with the reason."""
+    files: tuple[str, ...]
+    """Files of all pictures together."""
+    out: str
+    seconds: dict[str, float]
+    """wall, and of it: read (waiting for pictures), network, results (waiting for results)."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every file could be read, else 1."""
+        return EXIT_CHECK_FAILED if self.bad else EXIT_OK
+
+    def lines(self) -> list[str]:
+        """The outcome for a person."""
+        wall = self.seconds["wall"]
+        shares = ", ".join(f"{name} {self.seconds[name] / wall:.0%}" for name in ("read", "network", "results"))
+        speed = f", {self.num_images / wall:.3g} pictures/s ({shares})" if self.num_images and wall else ""
+        before = f" ({self.num_before} were finished before)" if self.num_before else ""
+        said = [f"{self.num_objects} objects in {self.num_images + self.num_before} pictures{before}{speed}"]
+        said += [f"skipped {name}: {reason}" for name, reason in sorted(self.bad.items())]
+        return [*said, f"Results: {self.out}", *self.files]
+
+
+@dataclass
+class _Tally:
+    """What has happened so far."""
+
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+    num_before: int = 0
+    read_s: float = 0.0
+    results_s: float = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Counts time spent waiting for pictures."""
+        self.read_s += seconds
+
+
+def predict_folder(
+    config: SegmentPredictConfig, emit: Emit = ignore, *, predictor: Predictor | None = None
+) -> PredictedFolder:
+    """Finds the objects in every picture of a folder; bad files are named, finished ones not done again."""
+    files = find_files(config.folder)
+    prepare(config.out)
+    predictor = predictor or load_predictor(config)
+    emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.device}"))
+    began = perf_counter()
+    tally = _Tally()
+    try:
+        _run(config, files, predictor, tally, emit)
+    except KeyboardInterrupt:
+        emit(events.warn(f"{len(tally.entries)} pictures are finished in {config.out}; the same command does the rest"))
+        raise
+    finally:
+        entries = [tally.entries[name] for name in sorted(tally.entries)]
+        tables = write_tables(config.out, entries, config.formats, config.category)
+        emit(events.finish(TASK))
+    wall = perf_counter() - began
+    network = max(0.0, wall - tally.read_s - tally.results_s)
+    return PredictedFolder(
+        num_images=len(entries) - tally.num_before,
+        num_before=tally.num_before,
+        num_objects=sum(len(entry["rows"]) for entry in entries),
+        bad=tally.bad,
+        files=tuple(str(path) for path in tables),
+        out=str(config.out),
+        seconds={"wall": wall, "read": tally.read_s, "network": network, "results": tally.results_s},
+    )
+
+
+def _run(config: SegmentPredictConfig, files: dict[str, Path], predictor: Predictor, tally: _Tally, emit: Emit) -> None:
+    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
+    tiles = TileConfig(tile=config.tile, overlap=config.overlap, batch=batch)
+    workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
+    done = Done(config.out, _settings(config, predictor))
+    reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
+    beside = Beside(workers)
+    waiting: dict[int, Loaded] = {}
+    many = ManyConfig(split=config.split(), simplify_px=config.simplify_px, um_per_px=config.um_per_px)
+    try:
+        pictures = _pictures(reader, waiting, tally, emit)
+        for index, maps in predict_maps(pictures, predictor, tiles):
+            loaded = waiting.pop(index)
+            since = perf_counter()
+            beside.submit(_finish_one, loaded, maps, predictor.names, many, config, done, tally)
+            tally.results_s += perf_counter() - since
+            emit(events.advance(TASK, len(tally.entries), len(files), f"pictures: {loaded.name}"))
+    finally:
+        reader.stop()
+        since = perf_counter()
+        beside.finish()
+        tally.results_s += perf_counter() - since
+
+
+def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: Emit) -> Iterator[np.ndarray]:
+    """Pictures for the network, each remembered under its number."""
+    number = 0
+    for item in timed(iter(reader), tally.waited):
+        if isinstance(item, Bad):
+            tally.bad[item.path.name] = item.reason
+            emit(events.warn(f"skipped {str(item.path)!r}: {item.reason}"))
+        elif isinstance(item, Finished):
+            tally.entries |= {entry["name"]: entry for entry in item.entries}
+            tally.num_before += len(item.entries)
+        else:
+            waiting[number] = item
+            number += 1
+            yield item.picture
+
+
+def _finish_one(
+    loaded: Loaded, maps: np.ndarray, names: tuple[str, ...], many: ManyConfig, config: SegmentPredictConfig,
+    done: Done, tally: _Tally,
+) -> None:  # fmt: skip
+    """Works out one picture's results and writes them; runs in a thread."""
+    found = segment_maps(maps, names, many)
+    made = picture_files(loaded.name, found, loaded.picture, config.formats, config.category)
+    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats)
+    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else 0
+    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page}
+    done.write(entry, made)
+    tally.entries[loaded.name] = entry
+
+
+def _settings(config: SegmentPredictConfig, predictor: Predictor) -> dict[str, Any]:
+    """All that decides what the results are; where they are computed and how fast does not."""
+    names = ("formats", "simplify_px", "um_per_px", "category", "tile", "overlap", "precision")
+    split = config.split()
+    chosen = {name: getattr(config, name) for name in names}
+    return {**chosen, "split": [split.threshold, split.seed_threshold, split.min_area], "network": predictor.digest}

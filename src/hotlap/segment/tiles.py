@@ -1,0 +1,175 @@
+"""Pictures of any size as tiles of a few sizes, pooled across pictures into full batches, and put together again.
+
+Tiles overlap, and there their maps are blended with weights that fall towards a tile's edge, so no seam is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotlap.base.errors import ConfigError
+
+Predict = Callable[[Tensor], Tensor]
+"""Tiles [n, 3, h, w] on the CPU to maps [n, M, h, w] on whatever device."""
+
+MOST_ON_DEVICE = 1 << 26
+"""Pixels of a picture whose maps are put together on the device; those of a larger one wait in host memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """How pictures are cut and batched."""
+
+    tile: int = 1024
+    """Longest side of a tile, in pixels."""
+    overlap: int = 128
+    """Pixels that neighbouring tiles share at least."""
+    multiple: int = 64
+    """A picture smaller than a tile becomes one whose sides are a multiple of this, so that few shapes occur."""
+    batch: int = 8
+    """Tiles that go through the network together."""
+    most_waiting: int = 256
+    """Tiles that may wait for others of their shape; when more do, the fullest shape goes on without them."""
+
+    def __post_init__(self) -> None:
+        least = {"tile": 32, "overlap": 0, "multiple": 1, "batch": 1, "most_waiting": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {value}")
+        if self.overlap > self.tile // 2:
+            raise ConfigError(f"overlap = {self.overlap} is not valid", expected=f"at most half of tile = {self.tile}")
+        if self.tile % self.multiple:
+            raise ConfigError(f"tile = {self.tile} is not valid", expected=f"a multiple of multiple = {self.multiple}")
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Where the tiles of one picture lie."""
+
+    height: int
+    width: int
+    tile_height: int
+    tile_width: int
+    tops: tuple[int, ...]
+    lefts: tuple[int, ...]
+
+    @property
+    def num(self) -> int:
+        return len(self.tops) * len(self.lefts)
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Top and left of each tile."""
+        return itertools.product(self.tops, self.lefts)
+
+
+def plan_tiles(height: int, width: int, config: TileConfig) -> TilePlan:
+    """Evenly spread tiles that cover a picture; a picture that is smaller than a tile is one tile, extended."""
+    (tile_height, tops), (tile_width, lefts) = _along(height, config), _along(width, config)
+    return TilePlan(height, width, tile_height, tile_width, tops, lefts)
+
+
+def _along(side: int, config: TileConfig) -> tuple[int, tuple[int, ...]]:
+    if side <= config.tile:
+        return -(-side // config.multiple) * config.multiple, (0,)
+    num = -(-(side - config.overlap) // (config.tile - config.overlap))
+    last = side - config.tile
+    return config.tile, tuple(round(n * last / (num - 1)) for n in range(num))
+
+
+def cut(picture: np.ndarray, plan: TilePlan, top: int, left: int) -> np.ndarray:  # [H, W, C] -> [h, w, C]
+    """One tile; beyond the picture's edge its mirror image goes on."""
+    part = picture[top : top + plan.tile_height, left : left + plan.tile_width]
+    missing = plan.tile_height - part.shape[0], plan.tile_width - part.shape[1]
+    return np.pad(part, ((0, missing[0]), (0, missing[1]), (0, 0)), mode="symmetric") if any(missing) else part
+
+
+def blend_weights(plan: TilePlan, config: TileConfig) -> Tensor:  # [h, w]
+    """How much each pixel of a tile counts where tiles overlap: more in the middle, above 0 everywhere."""
+    reach = max(config.overlap, 1)
+    lines = []
+    for side in (plan.tile_height, plan.tile_width):
+        place = torch.arange(side, dtype=torch.float32) + 0.5
+        lines.append(torch.minimum(place, side - place).div(reach).clamp(max=1.0))
+    return lines[0][:, None] * lines[1]
+
+
+class _Canvas:
+    """The maps of one picture while its tiles come in."""
+
+    def __init__(self, index: int, plan: TilePlan, config: TileConfig) -> None:
+        self.index, self.plan, self.config = index, plan, config
+        self.left = plan.num
+        self.maps: Tensor | None = None
+        self.total: Tensor | None = None
+
+    def add(self, maps: Tensor, top: int, left: int) -> None:  # [M, h, w]
+        """Takes in the maps of one tile."""
+        self.left -= 1
+        p = self.plan
+        if p.num == 1:
+            self.maps = maps[:, : p.height, : p.width]
+            return
+        device = maps.device if p.height * p.width <= MOST_ON_DEVICE else torch.device("cpu")
+        if self.maps is None or self.total is None:
+            self.maps = torch.zeros(len(maps), p.height, p.width, device=device)
+            self.total = torch.zeros(p.height, p.width, device=device)
+        part = slice(top, top + p.tile_height), slice(left, left + p.tile_width)
+        here = self.maps[:, part[0], part[1]]
+        weights = blend_weights(p, self.config).to(device)[: here.shape[1], : here.shape[2]]
+        here += maps[:, : here.shape[1], : here.shape[2]].to(device) * weights
+        self.total[part] += weights
+
+    def finish(self) -> np.ndarray:  # [M, H, W] float32
+        assert self.maps is not None
+        maps = self.maps if self.total is None else self.maps.div_(self.total)
+        return maps.float().cpu().numpy()
+
+
+Waiting = tuple[_Canvas, int, int, np.ndarray]
+
+
+def predict_maps(
+    pictures: Iterable[np.ndarray],  # [H, W, 3] each, any sizes
+    predict: Predict,
+    config: TileConfig,
+) -> Iterator[tuple[int, np.ndarray]]:  # [M, H, W] float32
+    """The maps of each picture with its number, in the order in which they are done.
+
+    Tiles wait until a batch of their shape is full, whichever pictures they are of; only the last batch of each shape
+    is smaller. Pictures are asked for one at a time, so a generator may read them when their turn comes.
+    """
+    waiting: dict[tuple[int, int], list[Waiting]] = {}
+    for index, picture in enumerate(pictures):
+        height, width = picture.shape[:2]
+        plan = plan_tiles(height, width, config)
+        canvas = _Canvas(index, plan, config)
+        shape = (plan.tile_height, plan.tile_width)
+        for top, left in plan.places():
+            queue = waiting.setdefault(shape, [])
+            queue.append((canvas, top, left, cut(picture, plan, top, left)))
+            if len(queue) == config.batch:
+                yield from _run(waiting.pop(shape), predict)
+        while sum(map(len, waiting.values())) > config.most_waiting:
+            fullest = max(waiting, key=lambda shape: len(waiting[shape]))
+            yield from _run(waiting.pop(fullest), predict)
+    for shape in list(waiting):
+        yield from _run(waiting.pop(shape), predict)
+
+
+def _run(queue: list[Waiting], predict: Predict) -> Iterator[tuple[int, np.ndarray]]:
+    """One batch through the network; the pictures that it completes."""
+    tiles = np.stack([tile for *_, tile in queue])
+    maps = predict(torch.from_numpy(tiles).permute(0, 3, 1, 2))
+    done = []
+    for (canvas, top, left, _), of_tile in zip(queue, maps, strict=True):
+        canvas.add(of_tile, top, left)
+        if canvas.left == 0:
+            done.append(canvas)
+    for canvas in done:
+        yield canvas.index, canvas.finish()

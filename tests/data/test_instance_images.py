@@ -1,0 +1,88 @@
+"""Images with numbered objects, from a folder or a packed file; and drawn ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hotlap.base.errors import ConfigError, DataError, StorageError
+from hotlap.data.drawn_cells import draw_cells
+from hotlap.data.instance_images import find_images, pack_images, split_images
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random = np.random.default_rng(0)
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    for number in range(6):
+        image = random.integers(0, 255, (8, 10, 3), np.uint8)
+        label = random.integers(0, 700, (8, 10)).astype(np.uint16)
+        Image.fromarray(image).save(tmp_path / "images" / f"cell{number}.png")
+        Image.fromarray(label).save(tmp_path / "labels" / f"cell{number}.png")
+    return tmp_path
+
+
+def test_a_packed_file_holds_what_the_folder_does(folder, tmp_path):
+    packed = tmp_path / "cells.npz"
+    assert pack_images(folder, packed) == 6
+    ours, theirs = find_images(folder), find_images(packed)
+    assert [image.name for image in ours] == [image.name for image in theirs] == [f"cell{n}" for n in range(6)]
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine.read(), other.read(), strict=True):
+            assert (a == b).all()
+    image, labels = ours[0].read()
+    assert image.shape == (8, 10, 3) and labels.dtype == np.int32 and labels.max() > 255
+    train, held_out = split_images(theirs)
+    assert [i.name for i in held_out] == ["cell0", "cell5"] and len(train) == 4
+
+
+def test_a_label_of_another_size_is_named(folder):
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "labels" / "cell1.png")
+    with pytest.raises(DataError, match=r"label of 'cell1' is 4x4 pixels.*10x8"):
+        find_images(folder)[1].read()
+
+
+def test_a_colour_label_is_named(folder):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 10, 3), np.uint8)).save(folder / "labels/cell1.png")
+    with pytest.raises(DataError, match="label of 'cell1' has 3 channels"):
+        find_images(folder)[1].read()
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None])
+def test_a_damaged_image_is_named(folder, content):
+    path = folder / "images" / "cell2.png"
+    path.write_bytes(path.read_bytes()[:-30] if content is None else content)
+    with pytest.raises(DataError, match=r"image of 'cell2' .*cell2\.png. cannot be read"):
+        find_images(folder)[2].read()
+
+
+def test_packed_files_that_cannot_serve_are_named(folder, tmp_path):
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(DataError, match=r"broken\.npz' cannot be read"):
+        find_images(broken)
+    np.savez(tmp_path / "few.npz", **{"image:a": np.zeros(3, np.uint8), "label:a": np.zeros(3, np.uint8)})
+    with pytest.raises(DataError, match=r"few\.npz' holds 1 images"):
+        find_images(tmp_path / "few.npz")
+    np.savez(tmp_path / "half.npz", **{"image:a": np.zeros(3, np.uint8)})
+    with pytest.raises(DataError, match=r"half\.npz' holds no label for 'a'"):
+        find_images(tmp_path / "half.npz")
+    with pytest.raises(StorageError, match=r"missing/cells\.npz"):
+        pack_images(folder, tmp_path / "missing" / "cells.npz")
+
+
+def test_drawn_cells_touch_and_are_numbered():
+    image, labels = draw_cells(3, size=96, seed=0)
+    assert image.shape == (96, 96, 3) and labels.shape == (96, 96)
+    beside = (labels[:, 1:] != labels[:, :-1]) & (labels[:, 1:] > 0) & (labels[:, :-1] > 0)
+    assert len(np.unique(labels)) > 4 and beside.any()
+    assert 0.05 < (labels > 0).mean() < 0.6
+    again, other = draw_cells(3, size=96, seed=0)[0], draw_cells(4, size=96, seed=0)[0]
+    assert (again == image).all() and (other != image).any()
+    for index in range(20):
+        assert draw_cells(index, size=32, seed=1)[1].any()
+    with pytest.raises(ConfigError, match="size = 8 "):
+        draw_cells(0, size=8, seed=0)

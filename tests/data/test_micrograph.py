@@ -1,0 +1,214 @@
+"""Pictures with all of their bits; what cannot be read is named with its reason."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from hotlap.data.micrograph import normalise, read_pictures
+from hotlap.data.picture_file import UnreadablePicture
+from hotlap.data.tiff import write_tiff
+
+
+def one(path, **limits):
+    (picture,) = read_pictures(path, **limits)
+    return picture
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png16(values, kinds=(0, 1, 2, 3, 4)):
+    """A PNG of 16 bits whose rows use every filter in turn, written from the format's description."""
+    height, width, channels = values.shape
+    step = channels * 2
+    rows = values.astype(">u2").view(np.uint8).reshape(height, -1).astype(int)
+    packed = b""
+    for n, row in enumerate(rows):
+        above = rows[n - 1] if n else np.zeros_like(row)
+        left, corner = np.roll(row, step), np.roll(above, step)
+        left[:step] = corner[:step] = 0
+        p = left + above - corner
+        nearest = np.stack([abs(p - left), abs(p - above), abs(p - corner)]).argmin(0)
+        guess = [0 * row, left, above, (left + above) // 2, np.choose(nearest, [left, above, corner])][
+            kinds[n % len(kinds)]
+        ]
+        packed += bytes([kinds[n % len(kinds)]]) + ((row - guess) % 256).astype(np.uint8).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(packed)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_colour_of_16_bits_keeps_them(tmp_path, channels):
+    values = np.random.default_rng(0).integers(0, 65536, (13, 9, channels)).astype(np.uint16)
+    (tmp_path / "a.png").write_bytes(png16(values))
+    got = one(tmp_path / "a.png").pixels
+    assert got.dtype == np.uint16
+    np.testing.assert_array_equal(got, values[..., : 1 if channels == 2 else 3])
+    (tmp_path / "a.tif").write_bytes(write_tiff(values[..., :3] if channels > 2 else values[..., 0]))
+    np.testing.assert_array_equal(one(tmp_path / "a.tif").pixels, got)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "channels", "dtype"),
+    [
+        ("L", ".png", 1, "uint8"), ("L", ".jpg", 1, "uint8"), ("RGB", ".png", 3, "uint8"), ("RGB", ".jpg", 3, "uint8"),
+        ("RGBA", ".png", 3, "uint8"), ("LA", ".png", 1, "uint8"), ("P", ".png", 3, "uint8"), ("1", ".png", 1, "uint8"),
+        ("I;16", ".png", 1, "uint16"), ("L", ".tif", 1, "uint8"), ("RGB", ".tif", 3, "uint8"),
+        ("RGBA", ".tif", 3, "uint8"),
+        ("I;16", ".tif", 1, "uint16"), ("F", ".tif", 1, "float32"), ("P", ".tif", 3, "uint8"),
+        ("1", ".tif", 1, "uint8"),
+        ("RGB", ".bmp", 3, "uint8"),
+    ],
+)  # fmt: skip
+def test_every_mode_gives_grey_or_colour(tmp_path, mode, suffix, channels, dtype):
+    grey = np.zeros((20, 24), np.uint8)
+    grey[:, 12:] = 255
+    image = Image.fromarray(grey).convert("RGB" if mode in ("P", "RGBA", "LA") else "L")
+    image = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else image.convert(mode)
+    image.save(tmp_path / f"a{suffix}")
+    got = one(tmp_path / f"a{suffix}").pixels
+    assert got.shape == (20, 24, channels) and got.dtype == dtype
+    full = 65535 if mode == "I;16" else 255
+    assert got[:, :8].max() <= 0.02 * full and got[:, 16:].min() >= 0.98 * full
+
+
+def test_white_is_zero_is_turned_round(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "a.tif", np.full((4, 4), 250, np.uint8), photometric="miniswhite")
+    assert (one(tmp_path / "a.tif").pixels == 5).all()
+
+
+def test_pages_are_pictures_with_names(tmp_path):
+    pages = [Image.new("L", (8, 6), n) for n in range(3)]
+    pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
+    got = list(read_pictures(tmp_path / "stack.tif"))
+    assert [(p.name, p.page, int(p.pixels.max())) for p in got] == [
+        ("stack_page0000", 0, 0), ("stack_page0001", 1, 1), ("stack_page0002", 2, 2)
+    ]  # fmt: skip
+    pages[2].save(tmp_path / "single.tif")
+    assert one(tmp_path / "single.tif").name == "single"
+
+
+def test_jpeg_in_tiff_is_read_by_pillow_and_turned_once(tmp_path):
+    values = np.zeros((16, 48, 3), np.uint8)
+    values[:, 40:, 0] = 250
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(values).save(tmp_path / "a.tif", compression="jpeg", exif=exif)
+    got = one(tmp_path / "a.tif").pixels
+    assert got.shape == (48, 16, 3) and got[42:, :, 0].min() > 200 and got[:30].max() < 60
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_pictures_are_turned_as_they_are_meant_to_be_seen(tmp_path, orientation, suffix):
+    values = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(values)
+    for ending in (".png", suffix):
+        image.save(tmp_path / f"a{ending}", exif=exif)
+    with Image.open(tmp_path / "a.png") as opened:
+        want = np.asarray(ImageOps.exif_transpose(opened))
+    np.testing.assert_array_equal(one(tmp_path / f"a{suffix}").pixels[..., 0], want)
+    assert want.shape == ((8, 6) if orientation > 4 else (6, 8))
+
+
+def bad(folder, kind):
+    good = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    path = folder / "a.png"
+    Image.fromarray(good).save(path)
+    content = path.read_bytes()
+    frames = [Image.new("RGB", (8, 8), (n, n, n)) for n in (1, 99)]
+    if kind == "text":
+        path.write_text("<html>not found</html>")
+    elif kind == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "animated":
+        frames[0].save(path, save_all=True, append_images=frames[1:])
+    elif kind == "animated gif":
+        frames[0].save(path, "GIF", save_all=True, append_images=frames[1:])
+    elif kind == "cmyk":
+        Image.fromarray(good).convert("CMYK").save(path, "JPEG")
+    elif kind == "cmyk tiff":
+        Image.fromarray(good).convert("CMYK").save(path, "TIFF")
+    elif kind == "nan":
+        path.write_bytes(write_tiff(np.where(good[..., 0] > 250, np.nan, 1).astype(np.float32)))
+    elif kind == "infinite":
+        path.write_bytes(write_tiff(np.full((3, 3), np.inf)))
+    elif kind == "missing":
+        path.unlink()
+    elif kind == "truncated tiff":
+        path.write_bytes(write_tiff(good)[:2000])
+    elif kind == "truncated 16 bit":
+        path.write_bytes(png16(good.astype(np.uint16))[:300])
+    elif kind == "five channels":
+        path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("text", "no known picture format"), ("truncated", ""), ("empty", "the file is empty"),
+        ("animated", "animated: 2 frames"), ("animated gif", "animated: 2 frames"), ("cmyk", "CMYK"),
+        ("cmyk tiff", "CMYK"), ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
+        ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
+        ("five channels", "5 channels, not 1 or 3"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_named_with_its_reason(tmp_path, kind, reason):
+    with pytest.raises(UnreadablePicture, match=rf"a.png' cannot be read: .*{reason}"):
+        one(bad(tmp_path, kind))
+
+
+def test_too_many_pixels_are_refused_before_decoding(tmp_path):
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
+    with pytest.raises(UnreadablePicture, match=r"a.png' cannot be read: 60000x60000 pixels are more than most_pixels"):
+        one(tmp_path / "a.png")
+    (tmp_path / "b.tif").write_bytes(write_tiff(np.zeros((30, 40), np.uint8)))
+    with pytest.raises(UnreadablePicture, match="40x30 pixels are more than most_pixels = 1000"):
+        one(tmp_path / "b.tif", most_pixels=1000)
+    assert one(tmp_path / "b.tif", most_pixels=1200).pixels.shape == (30, 40, 1)
+
+
+def test_one_pixel_and_a_very_wide_picture_are_read(tmp_path):
+    Image.new("L", (1, 1), 7).save(tmp_path / "a.png")
+    assert one(tmp_path / "a.png").pixels.tolist() == [[[7]]]
+    Image.new("L", (60_000, 3), 7).save(tmp_path / "b.png")
+    assert one(tmp_path / "b.png").pixels.shape == (3, 60_000, 1)
+
+
+def test_normalised_pictures_span_all_bytes_whatever_their_bits():
+    ramp = np.linspace(0, 1, 10_000).reshape(100, 100, 1)
+    want = np.clip((ramp[..., 0] - 0.01) / 0.988, 0, 1) * 255
+    for made in (
+        (ramp * 200 + 20).astype(np.uint8),
+        (ramp * 60_000).astype(np.uint16),
+        ramp.astype(np.float32) * 9 - 5,
+    ):
+        got = normalise(made)
+        assert got.shape == (100, 100, 3) and got.dtype == np.uint8
+        np.testing.assert_allclose(got[..., 0], want, atol=3)  # a byte of 200 steps is 1.3 of 255
+    assert (normalise(np.full((5, 5, 3), 9, np.uint8)) == 0).all()
+
+
+def test_a_few_hot_pixels_do_not_darken_the_rest():
+    values = np.random.default_rng(0).integers(100, 200, (100, 100, 1)).astype(np.uint16)
+    values[0, :5] = 65_535
+    assert 100 < normalise(values).mean() < 155
+
+
+def test_a_few_bright_pixels_on_black_are_seen():
+    values = np.full((100, 100, 1), 10, np.uint8)
+    values[50, 50:53] = 90
+    assert sorted(np.unique(normalise(values))) == [0, 255]

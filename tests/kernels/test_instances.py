@@ -1,0 +1,157 @@
+"""Regions, watershed, rings, hulls and sums: the compiled functions against the plain ones, and both against facts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hotlap.base.errors import ConfigError, KernelUnavailable, ShapeError
+from hotlap.kernels.instances import cpu, op
+from hotlap.kernels.instances.cases import CASES, blobs, nested
+
+pytest.importorskip("numba")
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+each_impl = pytest.mark.parametrize("impl", op.IMPLS)
+
+
+def shoelace(points, starts):
+    areas = []
+    for begin, end in itertools.pairwise(starts):
+        x, y = points[begin:end].T
+        areas.append(int(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2)
+    return np.array(areas)
+
+
+@each_case
+def test_regions_match_the_reference(case):
+    mask = case.make() > 0
+    got, num = op.regions(mask, impl="cpu")
+    want, num_want = op.regions(mask, impl="reference")
+    assert num == num_want
+    np.testing.assert_array_equal(got, want)
+
+
+@each_case
+def test_grades_match_the_reference(case):
+    shape = case.make().shape
+    random = np.random.default_rng(3)
+    foreground, heights = (random.random(shape, np.float32).round(2) for _ in range(2))
+    heights = heights * 1.2 - 0.1
+    got = op.grade(foreground, heights, 0.5, 0.7, impl="cpu")
+    for mine, theirs in zip(got, op.grade(foreground, heights, 0.5, 0.7, impl="reference"), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@each_case
+@pytest.mark.parametrize("min_area", [1, 6])
+def test_new_numbers_match_the_reference(case, min_area):
+    labels = case.make()
+    got = op.renumber(labels, min_area, impl="cpu")
+    np.testing.assert_array_equal(got, op.renumber(labels, min_area, impl="reference"))
+    sizes = np.bincount(got.ravel(), minlength=1)[1:]
+    assert (sizes >= min_area).all()
+
+
+@each_case
+def test_watershed_matches_the_reference(case):
+    labels = case.make()
+    random = np.random.default_rng(1)
+    levels = random.integers(0, 5, labels.shape).astype(np.uint8) * 60
+    seeds = np.where(random.random(labels.shape) < 0.1, labels, 0)
+    got = op.watershed(levels, seeds, labels > 0, impl="cpu")
+    np.testing.assert_array_equal(got, op.watershed(levels, seeds, labels > 0, impl="reference"))
+    assert not got[labels == 0].any()
+
+
+@each_impl
+def test_floods_meet_on_the_ridge(impl):
+    levels = np.array([[0, 10, 30, 20, 0, 5]], np.uint8)
+    seeds = np.array([[1, 0, 0, 0, 2, 0]], np.int32)
+    got = op.watershed(levels, seeds, np.array([[1, 1, 1, 1, 1, 0]], bool), impl=impl)
+    assert got.tolist() in ([[1, 1, 1, 2, 2, 0]], [[1, 1, 2, 2, 2, 0]]), "the ridge itself goes to one of them"
+
+
+@each_case
+def test_rings_match_the_reference(case):
+    labels = case.make()
+    got, want = op.trace(labels, impl="cpu"), op.trace(labels, impl="reference")
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@each_case
+@each_impl
+def test_the_areas_of_rings_add_up_to_the_pixels(case, impl):
+    labels = case.make()
+    points, starts, owners = op.trace(labels, impl=impl)
+    areas = shoelace(points, starts)
+    assert (areas != 0).all()
+    totals = np.bincount(owners, weights=areas, minlength=100)
+    np.testing.assert_array_equal(totals[1:], np.bincount(labels.ravel(), minlength=100)[1:])
+
+
+@each_impl
+def test_rings_in_holes_are_told_apart(impl):
+    points, starts, owners = op.trace(nested(), impl=impl)
+    rings = sorted(zip(owners.tolist(), shoelace(points, starts).tolist(), strict=True))
+    assert rings == [(1, -121.0), (1, 169.0), (2, -49.0), (2, 81.0), (3, -1.0), (3, 9.0), (4, 1.0)]
+
+
+@each_case
+@pytest.mark.parametrize("tolerance", [0.0, 0.8, 3.0])
+def test_simplified_rings_match_the_reference(case, tolerance):
+    points, starts, _ = op.trace(case.make())
+    got = op.simplify(points, starts, tolerance, impl="cpu")
+    np.testing.assert_array_equal(got, op.simplify(points, starts, tolerance, impl="reference"))
+    assert got.all() or tolerance > 0
+
+
+@each_case
+def test_hulls_match_the_reference(case):
+    points, starts, _ = op.trace(case.make())
+    got, want = op.hulls(points, starts, impl="cpu"), op.hulls(points, starts, impl="reference")
+    np.testing.assert_allclose(got[:, [0, 1, 4]], want[:, [0, 1, 4]], rtol=1e-12)
+    # Of two diameters of the same length either may be the longest; what lies across it may then differ.
+    assert (got[:, 2] <= got[:, 0] + 1e-9).all() and (got[:, 2] >= got[:, 1] - 1e-9).all()
+
+
+@each_impl
+def test_feret_of_a_long_rectangle_is_its_diagonal_and_its_side(impl):
+    corners = np.array([[0, 0], [30, 0], [30, 10], [0, 10]], np.int64)
+    row = op.hulls(corners, np.array([0, 4]), impl=impl)[0]
+    assert row[0] == pytest.approx(np.hypot(30, 10)) and row[1] == pytest.approx(10) and row[4] == 300
+    assert row[2] == pytest.approx(2 * 300 / np.hypot(30, 10)), "a corner on either side of the diagonal"
+    assert abs(np.tan(row[3])) == pytest.approx(1 / 3)
+
+
+@each_case
+def test_sums_match_the_reference(case):
+    labels = case.make()
+    values = np.random.default_rng(2).random(labels.shape).astype(np.float32)
+    num = int(labels.max(initial=0)) + 1  # one that is absent too
+    got, want = op.sums(labels, values, num, impl="cpu"), op.sums(labels, values, num, impl="reference")
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-12)
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+def test_wrong_shapes_and_values_are_named():
+    picture = np.zeros((4, 5), np.uint8)
+    with pytest.raises(ShapeError, match=r"seeds is \[3, 5\].*\[4, 5\]"):
+        op.watershed(picture, np.zeros((3, 5), np.int32), picture > 0)
+    with pytest.raises(ShapeError, match=r"mask is \[2, 4, 5\]"):
+        op.regions(np.zeros((2, 4, 5), bool))
+    with pytest.raises(ShapeError, match="levels are float64"):
+        op.watershed(picture.astype(float), picture.astype(np.int32), picture > 0)
+    with pytest.raises(ConfigError, match=r"tolerance = -1"):
+        op.simplify(np.zeros((0, 2), np.int64), np.zeros(1, np.int64), -1)
+
+
+def test_without_numba_the_choice_says_why(monkeypatch):
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    choice = op.choose_impl()
+    assert choice.impl == "reference" and choice.against == {"cpu": "numba is not installed"}
+    with pytest.raises(KernelUnavailable, match=r"impl='cpu' cannot run here .*numba is not installed"):
+        op.regions(blobs(8, 8, 1) > 0, impl="cpu")

@@ -1,0 +1,129 @@
+"""The cell networks: sizes as published, any picture, any layout, and no score matrix in the attention."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName
+from hotlap.segment.layers import InstanceNorm
+from hotlap.segment.ma_resunet import _SelfAttention
+from hotlap.segment.nets import NETS, build_net
+
+PUBLISHED = {"hrnet": 65_846_401, "resunet-small": 58_060_957, "ma-resunet": 78_210_661}
+
+
+def fresh(name, **options):
+    torch.manual_seed(0)
+    return build_net(name, **options).eval()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_size_is_the_published_one(name):
+    with torch.device("meta"):
+        net = build_net(name)
+    assert sum(p.numel() for p in net.parameters()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("size", [(1, 1), (33, 50)])
+def test_any_size_and_any_number_of_maps(name, size, device):
+    net = fresh(name, in_channels=2, maps=3, width=8).to(device)
+    with torch.no_grad():
+        scores = net(torch.rand(2, 2, *size, device=device))
+    assert scores.shape == (2, 3, *size)
+    assert bool(scores.isfinite().all())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_layout_changes_nothing(name):
+    net = fresh(name, width=8).double()
+    image = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        plain = net(image)
+        turned = net.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(turned, plain, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_images_of_a_batch_do_not_meet(name):
+    """Only then may a batch be split, or tiles of several pictures be put into one."""
+    net = fresh(name, width=8).double()
+    images = torch.rand(3, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        together, alone = net(images), torch.cat([net(image[None]) for image in images])
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_weight_that_is_trained_has_a_gradient(name):
+    net = fresh(name, width=8, maps=2)
+    net(torch.rand(2, 3, 64, 64)).square().sum().backward()
+    idle = [n for n, p in net.named_parameters() if p.requires_grad and (p.grad is None or not bool(p.grad.any()))]
+    assert idle == []
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_norm_is_that_of_torch(layout, device):
+    norm = InstanceNorm(5).to(device)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = (3 + 2 * torch.randn(2, 5, 6, 7, device=device)).to(memory_format=layout)
+    want = torch.nn.functional.instance_norm(x.contiguous(), weight=norm.weight, bias=norm.bias)
+    got = norm(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert got.is_contiguous(memory_format=layout)
+
+
+def test_norm_of_one_pixel_is_its_shift():
+    norm = InstanceNorm(2)
+    torch.nn.init.constant_(norm.bias, 0.5)
+    assert norm(torch.full((1, 2, 1, 1), 9.0)).flatten().tolist() == [0.5, 0.5]
+
+
+def test_norm_of_short_numbers_sums_in_float32():
+    x = (100 + torch.randn(1, 4, 32, 32)).bfloat16().to(memory_format=torch.channels_last)
+    norm = InstanceNorm(4)
+    torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=1e-2, atol=1e-2)
+
+
+def test_self_attention_is_softmax_over_all_places():
+    torch.manual_seed(0)
+    layer = _SelfAttention(16).double()
+    x = torch.randn(2, 16, 3, 4, dtype=torch.float64)
+    q, k, v = layer.to_qkv(layer.spread(x)).view(2, 3, 8, 2, 12).transpose(3, 4).unbind(1)
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(2)).softmax(-1)
+    want = layer.project((weights @ v).transpose(2, 3).reshape(2, 16, 3, 4))
+    torch.testing.assert_close(layer(x), want)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("hrnte", {}, UnknownName, "unknown model 'hrnte'.*'hrnet'"),
+        ("hrnet", {"width": 3}, ConfigError, "width = 3"),
+        ("unet", {"maps": 0}, ConfigError, "maps = 0"),
+        ("unet", {"in_channels": 0}, ConfigError, "in_channels = 0"),
+        ("smp:unet/resnet18", {"width": 8}, ConfigError, "width = 8 with model 'smp:unet/resnet18'"),
+    ],
+)
+def test_bad_requests_are_named(name, options, error, message):
+    with pytest.raises(error, match=message):
+        build_net(name, **options)
+
+
+def test_smp_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "segmentation_models_pytorch", None)
+    with pytest.raises(EnvironmentUnusable, match=r"'smp:unet/resnet18' needs .*hotlap\[smp\]"):
+        build_net("smp:unet/resnet18")
+
+
+def test_smp_networks_take_any_size():
+    pytest.importorskip("segmentation_models_pytorch")
+    net = build_net("smp:fpn/resnet18", maps=2).eval()
+    with torch.no_grad():
+        assert net(torch.rand(1, 3, 40, 70)).shape == (1, 2, 40, 70)
+    with pytest.raises(UnknownName, match="'smp:fnp/resnet18'"):
+        build_net("smp:fnp/resnet18")

@@ -1,0 +1,141 @@
+"""Outlines in files of other programs: written, read back, and filled to the very pixels they came from."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.data import object_table
+from hotlap.data.geojson import read_geojson, write_geojson
+from hotlap.data.imagej_roi import read_rois, write_rois
+from hotlap.data.object_table import read_csv, write_csv, write_xlsx
+from hotlap.data.outline import Polygon, keyhole
+from hotlap.data.yolo_seg import read_yolo, write_yolo
+from hotlap.kernels.instances.cases import blobs, nested
+from hotlap.segment.contours import draw_outlines, filled, outlines
+
+pytest.importorskip("numba")
+
+
+def apart():
+    labels = np.zeros((12, 30), np.int32)
+    labels[1:5, 1:5] = labels[6:11, 20:28] = 1
+    labels[8, 22] = 0
+    return labels
+
+
+PICTURES = [nested(), blobs(97, 64, 25), apart(), np.zeros((4, 4), np.int32)]
+
+
+def same_objects(got, want):
+    pairs = np.unique(np.stack([got.ravel(), want.ravel()]), axis=1)
+    return pairs.shape[1] == len(np.unique(got)) == len(np.unique(want))
+
+
+def test_a_keyhole_fills_as_the_polygon_with_its_hole():
+    square = np.array([[0.0, 0], [9, 0], [9, 9], [0, 9]])
+    holes = (square[::-1] / 3 + 1, square[::-1] / 9 + 6)
+    mask = filled(keyhole(Polygon(square, holes)), (9, 9))
+    assert mask.sum() == 81 - 9 - 1 and not mask[1:4, 1:4].any() and not mask[6, 6]
+
+
+@pytest.mark.parametrize("labels", PICTURES)
+def test_yolo_leads_back_to_the_pixels(tmp_path, labels):
+    (tmp_path / "a.txt").write_text(write_yolo(outlines(labels), *labels.shape))
+    for line in (tmp_path / "a.txt").read_text().splitlines():
+        kind, *values = line.split()
+        assert kind == "0" and all(0 <= float(value) <= 1 for value in values)
+    back = draw_outlines(read_yolo(tmp_path / "a.txt", *labels.shape), labels.shape)
+    np.testing.assert_array_equal(back > 0, labels > 0)
+    pairs = np.unique(np.stack([back.ravel(), labels.ravel()]), axis=1)
+    assert pairs.shape[1] == len(np.unique(back)), "parts of one object are lines of their own, objects never share one"
+
+
+@pytest.mark.parametrize("labels", PICTURES)
+def test_geojson_leads_back_to_the_labels(tmp_path, labels):
+    measured = {1: {"area": 5.0, "unit": "px", "confidence": float("nan")}}
+    (tmp_path / "a.geojson").write_text(write_geojson(outlines(labels), measured, "cell"))
+    back = read_geojson(tmp_path / "a.geojson")
+    np.testing.assert_array_equal(draw_outlines(back, labels.shape), labels)
+    assert [(o.label, o.inside) for o in back] == [(o.label, o.inside) for o in outlines(labels)]
+    for feature in json.loads((tmp_path / "a.geojson").read_text())["features"]:
+        rings = feature["geometry"]["coordinates"]
+        for ring in rings if feature["geometry"]["type"] == "Polygon" else rings[0]:
+            assert ring[0] == ring[-1] and len(ring) >= 4
+        about = feature["properties"]
+        assert about["classification"] == {"name": "cell"}
+        assert about["measurements"] == ({"area": 5.0} if about["label"] == 1 else {})
+
+
+@pytest.mark.parametrize("labels", PICTURES)
+def test_imagej_regions_lead_back_to_the_labels(tmp_path, labels):
+    content = write_rois(outlines(labels))
+    (tmp_path / "a.zip").write_bytes(content)
+    assert content == write_rois(outlines(labels)), "the same each time"
+    back = draw_outlines(read_rois(tmp_path / "a.zip"), labels.shape)
+    assert same_objects(back, labels)
+
+
+def test_imagej_regions_are_those_that_roifile_reads():
+    roifile = pytest.importorskip("roifile")
+    found = outlines(nested())
+    with zipfile.ZipFile(io.BytesIO(write_rois(found))) as archive:
+        regions = {name: roifile.ImagejRoi.frombytes(archive.read(name)) for name in archive.namelist()}
+    assert sorted(regions) == ["00001.roi", "00002.roi", "00003.roi", "00004.roi"]
+    plain, holed = regions["00004.roi"], regions["00001.roi"]
+    assert sorted(map(tuple, plain.coordinates().tolist())) == [(6, 6), (6, 7), (7, 6), (7, 7)]
+    assert (plain.left, plain.top, plain.right, plain.bottom) == (6, 6, 7, 7)
+    rings = holed.coordinates(multi=True)
+    assert len(rings) == 2
+    assert {tuple(corner) for corner in rings[1].tolist()} == {(1, 1), (12, 1), (1, 12), (12, 12)}
+
+
+def test_regions_beyond_32767_pixels_are_kept(tmp_path):
+    labels = np.zeros((4, 40_000), np.int32)
+    labels[1:3, 39_000:39_005] = 1
+    (tmp_path / "a.zip").write_bytes(write_rois(outlines(labels)))
+    np.testing.assert_array_equal(draw_outlines(read_rois(tmp_path / "a.zip"), labels.shape), labels)
+
+
+def test_csv_keeps_names_and_numbers(tmp_path):
+    rows = [("a, b.png", 1, 0.1234567891), ('say "x"', 2, float("nan"))]
+    (tmp_path / "a.csv").write_text(write_csv(("image", "label", "area"), rows))
+    back = read_csv(tmp_path / "a.csv")
+    assert back[0] == {"image": "a, b.png", "label": "1", "area": "0.1234568"}
+    assert back[1] == {"image": 'say "x"', "label": "2", "area": ""}
+
+
+def test_a_workbook_holds_numbers_and_no_formulas(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    rows = [("=1+1", 7, 0.25), ("a.png", 8, float("nan"))]
+    book = openpyxl.load_workbook(io.BytesIO(write_xlsx(("image", "label", "area"), rows)))
+    cells = list(book["objects"].iter_rows())
+    assert [c.value for c in cells[0]] == ["image", "label", "area"] and cells[0][0].font.bold
+    assert [c.value for c in cells[1]] == ["=1+1", 7, 0.25] and cells[1][0].data_type == "s"
+    assert cells[2][2].value is None
+
+
+def test_what_cannot_be_written_or_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("0 0.1 0.2 0.3\n")
+    with pytest.raises(DataError, match=r"a.txt', line 1 has 3 numbers"):
+        read_yolo(tmp_path / "a.txt", 4, 4)
+    (tmp_path / "b.txt").write_text("0 0 0 1 1 1 x\n")
+    with pytest.raises(DataError, match=r"b.txt', line 1: could not convert string to float: 'x'"):
+        read_yolo(tmp_path / "b.txt", 4, 4)
+    (tmp_path / "a.json").write_text('{"features": [{"geometry": {"type": "Point"}}]}')
+    with pytest.raises(DataError, match=r"a.json' is no GeoJSON with polygons"):
+        read_geojson(tmp_path / "a.json")
+    (tmp_path / "a.zip").write_bytes(b"PK no")
+    with pytest.raises(DataError, match=r"a.zip' is no zip of ImageJ regions"):
+        read_rois(tmp_path / "a.zip")
+    monkeypatch.setattr(object_table, "MOST_ROWS", 1)
+    with pytest.raises(DataError, match="2 rows do not fit an Excel sheet"):
+        write_xlsx(("a",), [(1,), (2,)])
+    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
+    with pytest.raises(EnvironmentUnusable, match=r"openpyxl, which is not installed.*hotlap\[segment\]"):
+        write_xlsx(("a",), [])

@@ -1,0 +1,268 @@
+"""A folder of pictures: all results, every bad file named, nothing lost on an interrupt, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bright import as_picture, bright_predictor, discs
+from PIL import Image
+
+from hotlap.base.errors import DataError, StorageError, UsageError
+from hotlap.base.events import ignore
+from hotlap.cli.main import run
+from hotlap.data.coco import read_coco
+from hotlap.data.geojson import read_geojson
+from hotlap.data.imagej_roi import read_rois
+from hotlap.data.object_table import read_csv
+from hotlap.data.tiff import read_pages, write_tiff
+from hotlap.segment.contours import draw_outlines
+from hotlap.segment.nets import build_net
+from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
+from hotlap.segment.predict_folder import predict_folder
+
+pytest.importorskip("numba")
+
+TRUTH = {
+    "a": discs(64, 64, (20, 20, 8), (45, 45, 10)),
+    "b": discs(100, 130, (30, 40, 12), (70, 100, 15)),
+    "c": discs(40, 50, (20, 25, 7)),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three good pictures."""
+    made = tmp_path / "pictures"
+    made.mkdir()
+    for name, labels in TRUTH.items():
+        Image.fromarray(as_picture(labels)[..., 0]).save(made / f"{name}.png")
+    return made
+
+
+def settings(folder, **given):
+    small = {"out": folder.parent / "out", "tile": 64, "overlap": 16, "batch": 2, "workers": 2}
+    return SegmentPredictConfig(**{"folder": folder, **small, **given})
+
+
+def labels_of(out, name):
+    (page,) = read_pages(out / "labels" / f"{name}.tif")
+    return page.decode()[..., 0]
+
+
+def contents(out):
+    """All results by path."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_every_format_holds_the_same_objects(folder):
+    pytest.importorskip("openpyxl")
+    config = settings(folder, formats=FORMATS, simplify_px=0.0)
+    answer = predict_folder(config, predictor=bright_predictor())
+    out = config.out
+    assert (answer.num_images, answer.num_before, answer.num_objects, answer.exit_code) == (3, 0, 5, 0)
+    coco = read_coco(out / "coco.json")
+    for name, truth in TRUTH.items():
+        got = labels_of(out, name)
+        assert got.dtype == np.uint16
+        np.testing.assert_array_equal(got > 0, truth > 0)
+        np.testing.assert_array_equal(draw_outlines(read_geojson(out / "geojson" / f"{name}.geojson"), got.shape), got)
+        np.testing.assert_array_equal(draw_outlines(read_rois(out / "roi" / f"{name}.zip"), got.shape), got)
+        np.testing.assert_array_equal(coco[f"{name}.png"], got)
+        assert len((out / "yolo" / f"{name}.txt").read_text().splitlines()) == truth.max()
+        with Image.open(out / "overlays" / f"{name}.png") as overlay:
+            drawn = np.asarray(overlay)
+        coloured = np.ptp(drawn.astype(int), axis=2) > 0
+        assert coloured.any() and (got[coloured] > 0).all() and drawn.shape == (*truth.shape, 3)
+    rows = read_csv(out / "objects.csv")
+    assert [(r["image"], r["file"], r["label"]) for r in rows] == [
+        ("a", "a.png", "1"), ("a", "a.png", "2"), ("b", "b.png", "1"), ("b", "b.png", "2"), ("c", "c.png", "1")
+    ]  # fmt: skip
+    assert float(rows[0]["area"]) == (labels_of(out, "a") == 1).sum()
+    assert set(answer.files) == {str(out / name) for name in ("objects.csv", "objects.xlsx", "coco.json")}
+    assert "5 objects in 3 pictures" in answer.lines()[0]
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_bad_files_are_named_and_the_rest_goes_on(folder):
+    frames = [Image.new("RGB", (8, 8), (n, n, n)) for n in (1, 99)]
+    good = (folder / "a.png").read_bytes()
+    (folder / "text.png").write_text("no picture")
+    (folder / "cut.png").write_bytes(good[: len(good) // 2])
+    (folder / "empty.jpg").write_bytes(b"")
+    frames[0].save(folder / "moving.png", save_all=True, append_images=frames[1:])
+    Image.new("CMYK", (8, 8)).save(folder / "print.jpg")
+    (folder / "nan.tif").write_bytes(write_tiff(np.array([[1, np.nan]], np.float32)))
+    huge = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    (folder / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", huge) + chunk(b"IDAT", b""))
+    (folder / "notes.txt").write_text("not looked at")
+    (folder / "one.png").write_bytes(b"")
+    Image.new("L", (1, 1)).save(folder / "one.png")
+    Image.fromarray(as_picture(TRUTH["c"])[..., 0].astype(np.uint16) * 100).save(folder / "deep.tif")
+    heard = []
+    answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor())
+    reasons = {
+        "text.png": "no known picture format", "cut.png": "", "empty.jpg": "the file is empty",
+        "moving.png": "animated: 2 frames", "print.jpg": "CMYK", "nan.tif": "1 of its 2 numbers are NaN",
+        "huge.png": "60000x60000 pixels are more than most_pixels",
+    }  # fmt: skip
+    assert set(answer.bad) == set(reasons) and answer.exit_code == 1
+    for name, words in reasons.items():
+        assert words in answer.bad[name] and answer.bad[name]
+        assert any(e.kind == "warn" and name in e.text for e in heard)
+        assert any(f"skipped {name}: " in line for line in answer.lines())
+    assert answer.num_images == 5 and answer.num_objects == 6
+    np.testing.assert_array_equal(labels_of(folder.parent / "out", "deep") > 0, TRUTH["c"] > 0)
+
+
+def test_a_very_wide_picture_is_cut_and_put_together(tmp_path):
+    (tmp_path / "wide").mkdir()
+    labels = discs(24, 60_000, (12, 30, 9), (12, 30_000, 9), (12, 59_980, 9))
+    Image.fromarray(as_picture(labels)[..., 0]).save(tmp_path / "wide" / "a.png")
+    config = settings(tmp_path / "wide", tile=1024, overlap=64, batch=8, formats=("labels",))
+    predictor = bright_predictor()
+    assert predict_folder(config, predictor=predictor).num_objects == 3
+    assert {shape[0] for shape in predictor.model.seen[:-1]} == {8}
+    np.testing.assert_array_equal(labels_of(config.out, "a") > 0, labels > 0)
+
+
+def test_finished_pictures_are_not_done_again_unless_something_changed(folder):
+    config = settings(folder)
+    predict_folder(config, predictor=bright_predictor())
+    before = contents(config.out)
+    os.utime(folder / "a.png", (1, 1))
+    again = bright_predictor()
+    answer = predict_folder(config, predictor=again)
+    assert again.model.seen == [] and (answer.num_images, answer.num_before, answer.num_objects) == (0, 3, 5)
+    assert contents(config.out) == before
+
+    (folder / "a.png").write_bytes((folder / "c.png").read_bytes())
+    answer = predict_folder(config, predictor=bright_predictor())
+    assert (answer.num_images, answer.num_before, answer.num_objects) == (1, 2, 4)
+    (config.out / "labels" / "b.tif").unlink()
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 1
+    assert predict_folder(settings(folder, threshold=0.6), predictor=bright_predictor()).num_images == 3
+    other = bright_predictor()
+    other.digest = "other weights"
+    assert predict_folder(settings(folder, threshold=0.6), predictor=other).num_images == 3
+    assert predict_folder(settings(folder, redo=True), predictor=bright_predictor()).num_images == 3
+
+
+def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
+    for n in range(12):
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n:02d}.png")
+    whole = settings(folder, out=folder.parent / "whole")
+    predict_folder(whole, predictor=bright_predictor())
+
+    heard = []
+
+    def impatient(event):
+        heard.append(event)
+        if event.kind == "advance":
+            impatient.count += 1
+            if impatient.count == 4:
+                raise KeyboardInterrupt
+
+    impatient.count = 0
+    config = settings(folder)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(config, impatient, predictor=bright_predictor())
+    finished = sorted(p.stem for p in (config.out / "done").glob("*.json"))
+    assert 4 <= len(finished) < 15
+    assert f"{len(finished)} pictures are finished in {config.out}" in next(e.text for e in heard if e.kind == "warn")
+    assert {r["image"] for r in read_csv(config.out / "objects.csv")} == set(finished)
+    assert not list(config.out.rglob(".*")), "no half-written file is left"
+    answer = predict_folder(config, predictor=bright_predictor())
+    assert answer.num_before == len(finished) and answer.num_images == 15 - len(finished)
+    assert contents(config.out) == contents(whole.out)
+
+
+def test_a_result_that_cannot_be_written_ends_the_run_with_its_name(folder):
+    config = settings(folder)
+    config.out.mkdir()
+    (config.out / "labels").write_text("in the way")
+    with pytest.raises((StorageError, OSError), match=r"labels"):
+        predict_folder(config, predictor=bright_predictor())
+    assert not list((config.out / "done").glob("*.json"))
+
+
+def test_pages_are_pictures_and_only_missing_ones_are_done_again(folder):
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(3)]
+    pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
+    config = settings(folder)
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 6
+    names = [f"stack_page{n:04d}" for n in range(3)]
+    for name in names:
+        np.testing.assert_array_equal(labels_of(config.out, name) > 0, TRUTH["a"] > 0)
+    (config.out / "done" / "stack_page0001.json").unlink()
+    again = bright_predictor()
+    answer = predict_folder(config, predictor=again)
+    assert (answer.num_images, answer.num_before) == (1, 5) and sum(shape[0] for shape in again.model.seen) == 1
+
+
+def test_files_of_one_stem_keep_results_apart(folder):
+    Image.fromarray(as_picture(TRUTH["c"])[..., 0]).save(folder / "a.tif")
+    config = settings(folder)
+    predict_folder(config, predictor=bright_predictor())
+    assert labels_of(config.out, "a_png").shape == (64, 64) and labels_of(config.out, "a_tif").shape == (40, 50)
+
+
+def test_the_tuned_batch_reaches_the_network(folder):
+    for n in range(5):
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n}.png")
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(json.dumps({"batch_configurations": {"bright": {"optimal_batch_size": 5}}}))
+    predictor = bright_predictor()
+    predict_folder(settings(folder, batch=1, batch_sizes=sizes), predictor=predictor)
+    assert (5, 3, 64, 64) in predictor.model.seen and max(shape[0] for shape in predictor.model.seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"a": 1}', r"batch_sizes.json' holds no batch sizes: KeyError\('batch_configurations'\)"),
+     ('{"batch_configurations": {"brigth": {}}}', r"has no batch size for 'bright'. Did you mean 'brigth'"),
+     ('{"batch_configurations": {"bright": {"optimal_batch_size": 0}}}', "optimal_batch_size of 'bright' is 0")],
+)  # fmt: skip
+def test_batch_sizes_that_will_not_do_are_named(folder, content, words):
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(content)
+    with pytest.raises(UsageError, match=words):
+        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+
+
+def test_folders_that_will_not_do_are_named(tmp_path, folder):
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match=r"nothing' holds no pictures"):
+        predict_folder(settings(tmp_path / "nothing"), ignore, predictor=bright_predictor())
+    with pytest.raises(DataError, match=r"folder 'no/where' does not exist"):
+        predict_folder(settings(Path("no/where")), predictor=bright_predictor())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"out = .*file/out' cannot be written: Not a directory"):
+        predict_folder(settings(folder, out=tmp_path / "file" / "out"), predictor=bright_predictor())
+
+
+def test_the_command_line_answers_with_json_and_its_exit_code(folder, capsys):
+    torch.manual_seed(0)
+    weights = folder.parent / "unet.pt"
+    torch.save(build_net("unet", maps=2, width=2).state_dict(), weights)
+    (folder / "text.png").write_text("no picture")
+    out = folder.parent / "out"
+    arguments = ["segment", "predict", folder, "--model", weights, "--out", out, "--device", "cpu", "--workers", "1"]
+    assert run([*map(str, arguments), "--json", "--formats", "labels,coco"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_images"] == 3 and told["bad"] == {"text.png": "no known picture format"}
+    assert labels_of(out, "b").shape == (100, 130) and len(read_coco(out / "coco.json")) == 3
+    (folder / "text.png").unlink()
+    assert run([str(a) for a in arguments] + ["--formats", "labels,coco"]) == 0
+    assert "(3 were finished before)" in capsys.readouterr().out
+    assert run([*map(str, arguments), "--tile", "1000"]) == 2
+    assert "tile = 1000 is not valid" in capsys.readouterr().err
