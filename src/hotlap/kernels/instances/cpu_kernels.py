@@ -150,9 +150,11 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
             parent[max(a, b)] = min(a, b)
             tops[min(a, b)] = max(tops[a], tops[b])
+    for label in range(num + 1):
+        parent[label] = parent[parent[label]]  # a lower number's root is known by now
     for y in range(height):
         for x in range(width):
-            labels[y, x] = _root(parent, labels[y, x])
+            labels[y, x] = parent[labels[y, x]]
 
 
 @njit(**FAST)
