@@ -188,16 +188,27 @@ def test_one_pixel_and_a_very_wide_picture_are_read(tmp_path):
     assert one(tmp_path / "b.png").pixels.shape == (3, 60_000, 1)
 
 
-def test_normalised_pictures_span_0_to_1_whatever_their_bits():
+def test_normalised_pictures_span_all_bytes_whatever_their_bits():
     ramp = np.linspace(0, 1, 10_000).reshape(100, 100, 1)
-    for made in (ramp * 200 + 20, (ramp * 60_000).astype(np.uint16), ramp.astype(np.float32) * 1e-3 - 5):
+    want = np.clip((ramp[..., 0] - 0.01) / 0.988, 0, 1) * 255
+    for made in (
+        (ramp * 200 + 20).astype(np.uint8),
+        (ramp * 60_000).astype(np.uint16),
+        ramp.astype(np.float32) * 9 - 5,
+    ):
         got = normalise(made)
-        assert got.shape == (100, 100, 3) and got.dtype == np.float32
-        np.testing.assert_allclose(got[..., 0], np.clip((ramp[..., 0] - 0.01) / 0.988, 0, 1), atol=0.01)
+        assert got.shape == (100, 100, 3) and got.dtype == np.uint8
+        np.testing.assert_allclose(got[..., 0], want, atol=3)  # a byte of 200 steps is 1.3 of 255
     assert (normalise(np.full((5, 5, 3), 9, np.uint8)) == 0).all()
 
 
 def test_a_few_hot_pixels_do_not_darken_the_rest():
     values = np.random.default_rng(0).integers(100, 200, (100, 100, 1)).astype(np.uint16)
     values[0, :5] = 65_535
-    assert 0.4 < normalise(values).mean() < 0.6
+    assert 100 < normalise(values).mean() < 155
+
+
+def test_a_few_bright_pixels_on_black_are_seen():
+    values = np.full((100, 100, 1), 10, np.uint8)
+    values[50, 50:53] = 90
+    assert sorted(np.unique(normalise(values))) == [0, 255]

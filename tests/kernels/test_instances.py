@@ -34,6 +34,28 @@ def test_regions_match_the_reference(case):
 
 
 @each_case
+def test_grades_match_the_reference(case):
+    shape = case.make().shape
+    random = np.random.default_rng(3)
+    foreground, heights = (random.random(shape, np.float32).round(2) for _ in range(2))
+    heights = heights * 1.2 - 0.1
+    got = op.grade(foreground, heights, 0.5, 0.7, impl="cpu")
+    for mine, theirs in zip(got, op.grade(foreground, heights, 0.5, 0.7, impl="reference"), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@each_case
+@pytest.mark.parametrize("min_area", [1, 6])
+def test_new_numbers_match_the_reference(case, min_area):
+    labels = case.make()
+    got = op.renumber(labels, min_area, impl="cpu")
+    np.testing.assert_array_equal(got, op.renumber(labels, min_area, impl="reference"))
+    sizes = np.bincount(got.ravel(), minlength=1)[1:]
+    assert (sizes >= min_area).all()
+
+
+@each_case
 def test_watershed_matches_the_reference(case):
     labels = case.make()
     random = np.random.default_rng(1)

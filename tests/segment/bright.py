@@ -24,7 +24,7 @@ class Bright(nn.Module):
 
 
 def bright_predictor(device: str | torch.device = "cpu", **options) -> Predictor:
-    return Predictor(Bright(), device=torch.device(device), digest="bright", **options)
+    return Predictor(Bright(), device=torch.device(device), name="bright", digest="bright", **options)
 
 
 def discs(height: int, width: int, *given: tuple[float, float, float]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,19 +45,28 @@ def label_runs(labels: np.ndarray) -> dict[int, list[int]]:  # [H, W]
     return found
 
 
-def compress_runs(counts: Sequence[int]) -> str:
-    """Run lengths as COCO's text: differences from the run before the last, five bits a character, lowest first."""
-    text = []
-    for n, count in enumerate(counts):
-        value = count - counts[n - 2] if n > 2 else count
-        while True:
-            bits = value & 31
-            value >>= 5
-            more = value != (-1 if bits & 16 else 0)
-            text.append(chr(bits + 48 + 32 * more))
-            if not more:
-                break
-    return "".join(text)
+def compress_runs(runs: Sequence[Sequence[int]]) -> list[str]:
+    """Run lengths of each object as COCO's text: differences from the run before the last, five bits a character."""
+    sizes = np.array([len(counts) for counts in runs], np.int64)
+    values = np.array([count for counts in runs for count in counts], np.int64)
+    place = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    late = np.flatnonzero(place > 2)
+    values[late] -= values.copy()[late - 2]
+    letters, used = [], []
+    going = np.ones(len(values), bool)
+    while going.any():
+        bits = values & 31
+        values = values >> 5
+        more = values != np.where(bits & 16, -1, 0)
+        letters.append(bits + 48 + 32 * more)
+        used.append(going)
+        going = going & more
+    if not letters:
+        return ["" for _ in runs]
+    mask = np.stack(used, axis=1)
+    text = np.stack(letters, axis=1)[mask].astype(np.uint8).tobytes().decode("ascii")
+    ends = np.concatenate([[0], np.cumsum(mask.sum(1))])[np.concatenate([[0], np.cumsum(sizes)])].tolist()
+    return [text[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def expand_runs(text: str) -> list[int]:
@@ -93,13 +103,14 @@ def coco_image(
     """The entries of one image: itself and its annotations, numbered from ``first_id``."""
     height, width = image.labels.shape
     annotations: list[dict[str, Any]] = []
-    for label, counts in label_runs(image.labels).items():
+    runs = label_runs(image.labels)
+    for (label, counts), text in zip(runs.items(), compress_runs(list(runs.values())), strict=True):
         annotations.append(
             {
                 "id": first_id + len(annotations),
                 "image_id": number,
                 "category_id": category,
-                "segmentation": {"size": [height, width], "counts": compress_runs(counts)},
+                "segmentation": {"size": [height, width], "counts": text},
                 "area": int(sum(counts[1::2])),
                 "bbox": _box(counts, height),
                 "iscrowd": 0,
@@ -112,13 +123,14 @@ def coco_image(
 
 def _box(counts: Sequence[int], height: int) -> list[int]:
     """Left, top, width and height of what run lengths mark."""
-    first = np.cumsum([0, *counts[:-1]])[1::2]
-    last = first + np.array(counts[1::2]) - 1
-    # A run that goes on into the next column reaches the last row of one and the first of the other.
-    over = first // height != last // height
-    top = int(np.where(over, 0, first % height).min())
-    bottom = int(np.where(over, height - 1, last % height).max())
-    left, right = int(first.min()) // height, int(last.max()) // height
+    firsts = list(itertools.accumulate(counts))[:-1:2]
+    top, bottom, left, right = height, -1, firsts[0] // height, 0
+    for first, count in zip(firsts, counts[1::2], strict=True):
+        last = first + count - 1
+        right = last // height
+        # A run that goes on into the next column reaches the last row of one and the first of the other.
+        over = first // height != right
+        top, bottom = min(top, 0 if over else first % height), max(bottom, height - 1 if over else last % height)
     return [left, top, right - left + 1, bottom - top + 1]
 
 

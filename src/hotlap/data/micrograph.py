@@ -174,15 +174,24 @@ def _checked(samples: np.ndarray, path: Path) -> np.ndarray:
     return samples
 
 
-def normalise(
-    pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8
-) -> np.ndarray:  # [H, W, C] -> [H, W, 3] float32
-    """A picture in [0, 1] as networks want it: percentiles of all samples become 0 and 1, grey becomes RGB.
+def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np.ndarray:  # [H, W, C] -> [H, W, 3]
+    """A picture as bytes from black to white: percentiles of all samples become 0 and 255, grey becomes RGB.
 
-    A picture without contrast becomes 0. Percentiles are taken on at most about a million samples, evenly spread.
+    Where the percentiles are the same, the least and greatest samples take their places. Percentiles are taken on at
+    most about half a million samples, evenly spread.
     """
-    step = max(1, int(np.sqrt(pixels.shape[0] * pixels.shape[1] / 1_000_000)))
-    floor, ceiling = np.percentile(pixels[::step, ::step].astype(np.float64), (low, high))
-    stretch = 1 / (ceiling - floor) if ceiling > floor else 0.0
-    made = np.clip((pixels.astype(np.float32) - np.float32(floor)) * np.float32(stretch), 0, 1)
-    return np.ascontiguousarray(np.broadcast_to(made, (*made.shape[:2], 3)))
+    step = max(1, int(np.sqrt(pixels.size / 500_000)))
+    floor, ceiling = np.percentile(pixels[::step, ::step], (low, high))
+    if ceiling <= floor:
+        floor, ceiling = float(pixels.min()), float(pixels.max())
+    stretch = 255.0 / (ceiling - floor) if ceiling > floor else 0.0
+    kind = pixels.dtype
+    if kind in (np.uint8, np.uint16):  # few values: each is worked out once
+        made = _stretched(np.arange(np.iinfo(kind).max + 1), floor, stretch)[pixels]
+    else:
+        made = _stretched(pixels, floor, stretch)
+    return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
+
+
+def _stretched(values: np.ndarray, floor: float, stretch: float) -> np.ndarray:  # uint8
+    return np.clip((values.astype(np.float64) - floor) * stretch, 0, 255).astype(np.uint8)

@@ -241,7 +241,7 @@ def write_tiff(picture: np.ndarray) -> bytes:  # [H, W] or [H, W, 3]
     samples = picture.shape[2] if picture.ndim == 3 else 1
     data = np.ascontiguousarray(picture, picture.dtype.newbyteorder("<"))
     rows = max(1, min(height, (1 << 18) // max(1, data[:1].nbytes)))
-    strips = [zlib.compress(data[top : top + rows].tobytes(), 6) for top in range(0, height, rows)]
+    strips = [zlib.compress(data[top : top + rows].tobytes(), 3) for top in range(0, height, rows)]
     counts = [len(strip) for strip in strips]
     offsets = [8 + sum(counts[:n]) for n in range(len(strips))]
     end = 8 + sum(counts) + sum(counts) % 2

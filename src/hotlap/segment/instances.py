@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
-from hotlap.kernels.instances.op import regions, watershed
+from hotlap.kernels.instances.op import grade, regions, renumber, watershed
 
 FOREGROUND, CORE, BOUNDARY = "foreground", "core", "boundary"
 KNOWN_MAPS = (FOREGROUND, CORE, BOUNDARY)
@@ -47,12 +47,11 @@ def split(
     middle; ``boundary`` is high where objects end or meet. Without either, the depth inside the foreground splits.
     """
     _check(maps, names)
-    mask = maps[names.index(FOREGROUND)] >= config.threshold
-    heights = _heights(maps, names, mask)
-    seeds, num_seeds = regions(mask & (heights >= config.seed_threshold))
-    seeds = _seed_the_rest(mask, seeds, num_seeds)
-    levels = np.uint8(255) - _to_levels(heights)
-    return _renumber(watershed(levels, seeds, mask), config.min_area)
+    foreground = maps[names.index(FOREGROUND)]
+    mask, cores, levels = grade(foreground, _heights(maps, names, config), config.threshold, config.seed_threshold)
+    seeds, num_seeds = regions(cores)
+    labels = watershed(levels, seeds, mask)
+    return renumber(_with_the_rest(mask, labels, num_seeds), config.min_area)
 
 
 def _check(maps: np.ndarray, names: tuple[str, ...]) -> None:
@@ -65,13 +64,13 @@ def _check(maps: np.ndarray, names: tuple[str, ...]) -> None:
         )
 
 
-def _heights(maps: np.ndarray, names: tuple[str, ...], mask: np.ndarray) -> np.ndarray:  # [H, W] in [0, 1]
+def _heights(maps: np.ndarray, names: tuple[str, ...], config: SplitConfig) -> np.ndarray:  # [H, W] in [0, 1]
     """How far inside its object each pixel is thought to be."""
     if CORE in names:
         return maps[names.index(CORE)]
     if BOUNDARY in names:
         return maps[names.index(FOREGROUND)] - maps[names.index(BOUNDARY)]
-    return _depth(mask)
+    return _depth(maps[names.index(FOREGROUND)] >= config.threshold)
 
 
 def _depth(mask: np.ndarray) -> np.ndarray:
@@ -88,38 +87,10 @@ def _depth(mask: np.ndarray) -> np.ndarray:
     return np.where(mask, share**8, 0)
 
 
-def _seed_the_rest(mask: np.ndarray, seeds: np.ndarray, num_seeds: int) -> np.ndarray:
-    """Seeds with one more for each region of the mask that has none: its core is low, but it is there."""
-    parts, num_parts = regions(mask)
-    seeded = np.zeros(num_parts + 1, bool)
-    seeded[parts[seeds > 0]] = True
-    seeded[0] = True
-    if seeded.all():
-        return seeds
-    numbers = np.cumsum(~seeded).astype(np.int32) + np.int32(num_seeds)
-    numbers[seeded] = 0
-    return np.where(seeds > 0, seeds, numbers[parts])
-
-
-def _to_levels(heights: np.ndarray) -> np.ndarray:  # [H, W] uint8
-    return (np.clip(heights, 0, 1) * 255 + 0.5).astype(np.uint8)
-
-
-def _renumber(labels: np.ndarray, min_area: int) -> np.ndarray:
-    """The labels without the small ones and without gaps, by their first pixels."""
-    areas = np.bincount(labels.ravel(), minlength=1)
-    kept = areas >= min_area
-    kept[0] = False
-    flat = labels.ravel()
-    first = np.full(len(areas), flat.size, np.int64)
-    np.minimum.at(first, *_firsts(flat))
-    order = [n for n in np.argsort(first, kind="stable") if kept[n]]
-    numbers = np.zeros(len(areas), np.int32)
-    numbers[order] = np.arange(1, len(order) + 1)
-    return numbers[labels]
-
-
-def _firsts(flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each label that begins a run, and where."""
-    starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] - 1))
-    return flat[starts], starts
+def _with_the_rest(mask: np.ndarray, labels: np.ndarray, num_seeds: int) -> np.ndarray:
+    """Labels with one more for each part of the mask that no seed has reached: its core is low, but it is there."""
+    rest = mask & (labels == 0)
+    if not rest.any():
+        return labels
+    more, _ = regions(rest)
+    return np.where(rest, more + np.int32(num_seeds), labels)

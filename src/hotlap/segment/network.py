@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,11 +22,10 @@ from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.targets import MAPS
 
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_WIDEST = 512
 
 
 class Predictor:
-    """Tiles [n, 3, h, w] in [0, 1] become probabilities [n, M, h, w] of the maps called ``names``, on its device."""
+    """Tiles [n, 3, h, w], bytes or in [0, 1], become probabilities [n, M, h, w] of the maps ``names`` on its device."""
 
     def __init__(
         self,
@@ -35,12 +35,14 @@ class Predictor:
         device: torch.device,
         precision: str = "fp32",
         channels_last: bool = False,
+        name: str = "",
         digest: str = "",
     ) -> None:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
         self.names, self.device, self.layout = names, device, layout
         self.dtype = _TYPES[precision]
+        self.name = name
         self.digest = digest
         """Of the weights: results of other weights are other results."""
 
@@ -50,9 +52,9 @@ class Predictor:
         cast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
         try:
             with torch.inference_mode(), cast:
-                if on_card:
-                    tiles = tiles.contiguous().pin_memory()
-                given = tiles.to(self.device, non_blocking=on_card).contiguous(memory_format=self.layout)
+                given = tiles.pin_memory().to(self.device, non_blocking=True) if on_card else tiles
+                given = given.contiguous(memory_format=self.layout)
+                given = given.float().div_(255) if given.dtype == torch.uint8 else given
                 return torch.sigmoid(self.model(given).float())
         except torch.OutOfMemoryError as error:
             count, _, height, width = tiles.shape
@@ -81,6 +83,7 @@ def load_predictor(config: SegmentPredictConfig) -> Predictor:
         device=pick_device(config.device),
         precision=config.precision,
         channels_last=config.channels_last,
+        name=name,
         digest=f"{name} {_digest(weights)}",
     )
 
@@ -116,15 +119,16 @@ def find_weights(config: SegmentPredictConfig) -> Path:
 def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = None) -> tuple[str, int, int]:
     """Name, width and number of maps of the network that these weights belong to."""
     for name in [named] if named else NETS:
-        fresh = _shapes(name, maps=1, width=LEAST[name])
-        if set(fresh) != set(weights):
+        least = LEAST[name]
+        narrow = _shapes(name, 1, least)
+        if set(narrow) != set(weights):
             continue
-        more = _shapes(name, maps=2, width=LEAST[name])
-        head = next(key for key in fresh if fresh[key] != more[key])
-        num_maps = len(weights[head])
-        width = _width(name, num_maps, sum(tensor.numel() for tensor in weights.values()))
-        if width and _shapes(name, maps=num_maps, width=width) == {key: t.shape for key, t in weights.items()}:
-            return name, width, num_maps
+        head = _first_other(narrow, _shapes(name, 2, least))
+        wide = _shapes(name, 1, 2 * least)
+        body = _first_other(narrow, wide)
+        # Channels grow in step with the width.
+        grown = (len(weights[body]) - narrow[body][0]) * least
+        return name, least + grown // (wide[body][0] - narrow[body][0]), len(weights[head])
     raise UsageError(
         f"weights = {str(file)!r} are not those of {named or 'a network known here'}",
         expected=f"weights of {named or ', '.join(NETS)}",
@@ -132,21 +136,15 @@ def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = Non
     )
 
 
-def _shapes(name: str, *, maps: int, width: int) -> dict[str, torch.Size]:
+def _first_other(some: Mapping[str, torch.Size], others: Mapping[str, torch.Size]) -> str:
+    """The first tensor that has another first side in the one than in the other."""
+    return next(key for key in some if some[key][:1] != others[key][:1])
+
+
+@functools.cache
+def _shapes(name: str, maps: int, width: int) -> dict[str, torch.Size]:
     with torch.device("meta"):
         return {key: tensor.shape for key, tensor in build_net(name, maps=maps, width=width).state_dict().items()}
-
-
-def _width(name: str, num_maps: int, total: int) -> int:
-    """The width with which a network has so many numbers, by halving; 0 if there is none."""
-    low, high = LEAST[name], _WIDEST
-    while low < high:
-        middle = (low + high) // 2
-        if sum(shape.numel() for shape in _shapes(name, maps=num_maps, width=middle).values()) < total:
-            low = middle + 1
-        else:
-            high = middle
-    return low if sum(s.numel() for s in _shapes(name, maps=num_maps, width=low).values()) == total else 0
 
 
 def _num_maps_given(weights: Mapping[str, Tensor]) -> int:

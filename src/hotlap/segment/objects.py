@@ -7,7 +7,9 @@ the convex hull of the pixels' corners, so that a row of ten pixels is ten long 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +79,7 @@ class ObjectMetrics:
 
 
 COLUMNS = tuple(field.name for field in fields(ObjectMetrics))
+_ROW = attrgetter(*COLUMNS)
 
 
 def measure_objects(
@@ -99,10 +102,9 @@ def measure_objects(
     present = np.flatnonzero(totals[:, 0])
     feret = _feret(points, starts, owners, present + 1)
     holes = _holes(labels, points, starts, owners, spans)
-    return [
-        _metrics(n + 1, totals[n], spans[n], feret[row], holes.get(n + 1), um_per_px)
-        for row, n in enumerate(present.tolist())
-    ]
+    columns = _columns(present + 1, totals[present], spans[present], feret, holes, um_per_px or 1.0)
+    columns["unit"] = ["um" if um_per_px else "px"] * len(present)
+    return [ObjectMetrics(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 def _feret(points: np.ndarray, starts: np.ndarray, owners: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [L, 5]
@@ -134,50 +136,59 @@ def _holes(
         left, right, top, bottom = spans[label - 1, :4].tolist()
         whole = ndimage.binary_fill_holes(labels[top : bottom + 1, left : right + 1] == label, np.ones((3, 3)))
         totals, _ = sums(whole.astype(np.int32), np.zeros(whole.shape, np.float32), 1)
-        found[label] = _Filled(int(counts[label]), float(totals[0, 0]), _crofton(totals[0, 7:11]))
+        found[label] = _Filled(int(counts[label]), float(totals[0, 0]), float(_crofton(totals[0, 7:11])))
     return found
 
 
-def _crofton(runs: np.ndarray) -> float:  # [4]
+def _crofton(runs: np.ndarray) -> np.ndarray:  # [..., 4] -> [...]
     """Crofton's perimeter from the runs along rows, columns and both diagonals, which lie closer by sqrt(2)."""
-    return float(np.pi / 4 * (runs[0] + runs[1] + (runs[2] + runs[3]) / np.sqrt(2)))
+    return np.asarray(np.pi / 4 * (runs[..., 0] + runs[..., 1] + (runs[..., 2] + runs[..., 3]) / np.sqrt(2)))
 
 
-def _metrics(
-    label: int, totals: np.ndarray, spans: np.ndarray, feret: np.ndarray, holed: _Filled | None, um: float | None
-) -> ObjectMetrics:
-    area, x, y, xx, yy, xy, value = totals[:7].tolist()
-    left, right, top, bottom = spans[:4].tolist()
-    with_holes = _crofton(totals[7:11])
-    whole = holed or _Filled(0, area, with_holes)
+def _columns(
+    labels: np.ndarray,
+    totals: np.ndarray,
+    spans: np.ndarray,
+    feret: np.ndarray,
+    holes: dict[int, _Filled],
+    scale: float,
+) -> dict[str, list[Any]]:
+    """Each metric of all objects."""
+    area, x, y, xx, yy, xy, value = totals[:, :7].T
+    left, right, top, bottom = spans[:, :4].T
+    with_holes = _crofton(totals[:, 7:11])
+    holed = [holes.get(label) for label in labels.tolist()]
+    whole = np.array([h.area if h else np.nan for h in holed])
+    outer = np.array([h.crofton if h else np.nan for h in holed])
+    whole, outer = np.where(np.isnan(whole), area, whole), np.where(np.isnan(outer), with_holes, outer)
     major, minor = _axes(xx / area - (x / area) ** 2, yy / area - (y / area) ** 2, xy / area - x * y / area**2)
     # Each row, column and diagonal that a convex object reaches holds one run.
-    hull = _crofton(np.array([bottom - top, right - left, spans[7] - spans[6], spans[5] - spans[4]]) + 1)
-    roundness = min(4 * np.pi * area / whole.crofton**2, 1.0)
-    scale = um or 1.0
-    return ObjectMetrics(
-        label=label, x_px=x / area + 0.5, y_px=y / area + 0.5,
-        left_px=left, top_px=top, width_px=right - left + 1, height_px=bottom - top + 1,
-        unit="um" if um else "px",
-        area=area * scale**2, area_filled=whole.area * scale**2, num_holes=whole.num_holes,
-        perimeter=whole.crofton * scale, perimeter_with_holes=with_holes * scale,
-        equivalent_diameter=float(np.sqrt(4 * area / np.pi)) * scale,
-        feret_max=float(feret[0]) * scale, feret_min=float(feret[1]) * scale, feret_orthogonal=float(feret[2]) * scale,
-        feret_angle_deg=float(np.degrees(feret[3])) % 180.0, feret_aspect_ratio=float(feret[0] / feret[1]),
-        major_axis=major * scale, minor_axis=minor * scale,
-        circularity=float(roundness), compactness=float(1 / roundness),
-        solidity=float(area / feret[4]), convexity=min(hull / whole.crofton, 1.0),
-        extent=area / ((right - left + 1) * (bottom - top + 1)), confidence=value / area,
-    )  # fmt: skip
+    reach = np.stack([bottom - top, right - left, spans[:, 7] - spans[:, 6], spans[:, 5] - spans[:, 4]], axis=1) + 1
+    roundness = np.minimum(4 * np.pi * area / outer**2, 1.0)
+    made = {
+        "label": labels, "x_px": x / area + 0.5, "y_px": y / area + 0.5, "left_px": left, "top_px": top,
+        "width_px": right - left + 1, "height_px": bottom - top + 1,
+        "area": area * scale**2, "area_filled": whole * scale**2,
+        "perimeter": outer * scale, "perimeter_with_holes": with_holes * scale,
+        "equivalent_diameter": np.sqrt(4 * area / np.pi) * scale,
+        "feret_max": feret[:, 0] * scale, "feret_min": feret[:, 1] * scale, "feret_orthogonal": feret[:, 2] * scale,
+        "feret_angle_deg": np.degrees(feret[:, 3]) % 180.0, "feret_aspect_ratio": feret[:, 0] / feret[:, 1],
+        "major_axis": major * scale, "minor_axis": minor * scale,
+        "circularity": roundness, "compactness": 1 / roundness, "solidity": area / feret[:, 4],
+        "convexity": np.minimum(_crofton(reach) / outer, 1.0),
+        "extent": area / ((right - left + 1) * (bottom - top + 1)), "confidence": value / area,
+    }  # fmt: skip
+    return {"num_holes": [h.num_holes if h else 0 for h in holed], **{k: v.tolist() for k, v in made.items()}}
 
 
-def _axes(xx: float, yy: float, xy: float) -> tuple[float, float]:
-    """Length and width of the ellipse with these central moments; a pixel is a square, which adds 1/12."""
+def _axes(xx: np.ndarray, yy: np.ndarray, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and widths of the ellipses with these central moments; a pixel is a square, which adds 1/12."""
     xx, yy = xx + 1 / 12, yy + 1 / 12
-    middle, spread = (xx + yy) / 2, float(np.hypot((xx - yy) / 2, xy))
-    return 4 * float(np.sqrt(middle + spread)), 4 * float(np.sqrt(max(middle - spread, 0.0)))
+    middle, spread = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
+    return 4 * np.sqrt(middle + spread), 4 * np.sqrt(np.maximum(middle - spread, 0.0))
 
 
 def as_row(metrics: ObjectMetrics) -> tuple[int | float | str, ...]:
     """The values in the order of ``COLUMNS``."""
-    return astuple(metrics)
+    row: tuple[int | float | str, ...] = _ROW(metrics)
+    return row

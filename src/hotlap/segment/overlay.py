@@ -14,9 +14,9 @@ _COLOURS = np.array(
 )
 
 
-def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, W, 3] in [0, 1], [H, W] -> uint8
+def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, W, 3] uint8, [H, W] -> as the picture
     """The picture with the border pixels of each object in a colour of its own, neighbours mostly in others."""
-    drawn = (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)
+    drawn = picture.copy()
     edge = np.zeros(labels.shape, bool)
     down, across = labels[1:] != labels[:-1], labels[:, 1:] != labels[:, :-1]
     edge[1:] |= down

@@ -43,6 +43,8 @@ class SegmentPredictConfig:
     """What the objects are called in COCO and GeoJSON."""
     batch: int = 8
     """Tiles that go through the network together, of whichever pictures they are."""
+    batch_sizes: Path | None = None
+    """A batch_sizes.json of 'hotlap tune --export'; the network's tuned batch in it takes the place of --batch."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
     overlap: int = 128

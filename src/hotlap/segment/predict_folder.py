@@ -14,6 +14,7 @@ import numpy as np
 from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
+from hotlap.data.batch_sizes import read_batch_size
 from hotlap.segment.done import Done, find_files, prepare
 from hotlap.segment.exports import picture_entry, picture_files, write_tables
 from hotlap.segment.network import Predictor, load_predictor
@@ -87,6 +88,9 @@ def predict_folder(
     tally = _Tally()
     try:
         _run(config, files, predictor, tally, emit)
+    except KeyboardInterrupt:
+        emit(events.warn(f"{len(tally.entries)} pictures are finished in {config.out}; the same command does the rest"))
+        raise
     finally:
         entries = [tally.entries[name] for name in sorted(tally.entries)]
         tables = write_tables(config.out, entries, config.formats, config.category)
@@ -105,13 +109,14 @@ def predict_folder(
 
 
 def _run(config: SegmentPredictConfig, files: dict[str, Path], predictor: Predictor, tally: _Tally, emit: Emit) -> None:
+    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
+    tiles = TileConfig(tile=config.tile, overlap=config.overlap, batch=batch)
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
     done = Done(config.out, _settings(config, predictor))
     reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
     beside = Beside(workers)
     waiting: dict[int, Loaded] = {}
     many = ManyConfig(split=config.split(), simplify_px=config.simplify_px, um_per_px=config.um_per_px)
-    tiles = TileConfig(tile=config.tile, overlap=config.overlap, batch=config.batch)
     try:
         pictures = _pictures(reader, waiting, tally, emit)
         for index, maps in predict_maps(pictures, predictor, tiles):

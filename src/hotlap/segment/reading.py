@@ -26,7 +26,7 @@ class Loaded:
     path: Path
     digest: str
     num_pages: int
-    picture: np.ndarray  # [H, W, 3] float32 in [0, 1]
+    picture: np.ndarray  # [H, W, 3] uint8
 
 
 @dataclass(frozen=True)

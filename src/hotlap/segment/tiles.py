@@ -135,7 +135,7 @@ Waiting = tuple[_Canvas, int, int, np.ndarray]
 
 
 def predict_maps(
-    pictures: Iterable[np.ndarray],  # [H, W, 3] float32 each, any sizes
+    pictures: Iterable[np.ndarray],  # [H, W, 3] each, any sizes
     predict: Predict,
     config: TileConfig,
 ) -> Iterator[tuple[int, np.ndarray]]:  # [M, H, W] float32

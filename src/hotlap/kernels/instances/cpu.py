@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from hotlap.kernels.instances.reference import Rings
+from hotlap.kernels.instances.reference import Graded, Rings
 
 
 def why_not() -> str:
@@ -29,6 +29,27 @@ def watershed(levels: np.ndarray, seeds: np.ndarray, mask: np.ndarray) -> np.nda
     labels = np.array(seeds, np.int32, order="C")
     watershed_kernel(np.ascontiguousarray(levels), np.ascontiguousarray(mask), labels)
     return labels
+
+
+def grade(foreground: np.ndarray, heights: np.ndarray, threshold: float, seed_threshold: float) -> Graded:
+    """Mask, cores and levels; ``grade_ref`` says how."""
+    from hotlap.kernels.instances.cpu_kernels import grade_kernel
+
+    shape = foreground.shape
+    made = np.empty(shape, np.bool_), np.empty(shape, np.bool_), np.empty(shape, np.uint8)
+    given = [np.ascontiguousarray(picture, np.float32) for picture in (foreground, heights)]
+    grade_kernel(*given, np.float32(threshold), np.float32(seed_threshold), *made)
+    return made
+
+
+def renumber(labels: np.ndarray, min_area: int) -> np.ndarray:
+    """Labels without gaps; ``renumber_ref`` says which."""
+    from hotlap.kernels.instances.cpu_kernels import renumber_kernel
+
+    labels = np.ascontiguousarray(labels, np.int32)
+    made = np.empty_like(labels)
+    renumber_kernel(labels, int(labels.max(initial=0)), min_area, made)
+    return made
 
 
 def trace(labels: np.ndarray) -> Rings:

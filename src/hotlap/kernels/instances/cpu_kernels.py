@@ -102,6 +102,36 @@ def watershed_kernel(levels, mask, labels):
 
 
 @njit(**FAST)
+def grade_kernel(foreground, heights, threshold, seed_threshold, mask, cores, levels):
+    """Fills what the watershed needs: where objects are, where they start, and the higher the lower a level."""
+    for y in range(foreground.shape[0]):
+        for x in range(foreground.shape[1]):
+            height = heights[y, x]
+            mask[y, x] = foreground[y, x] >= threshold
+            cores[y, x] = mask[y, x] and height >= seed_threshold
+            levels[y, x] = 255 - int(min(max(height, 0.0), 1.0) * 255 + 0.5)
+
+
+@njit(**FAST)
+def renumber_kernel(labels, num, min_area, out):
+    """Labels without the small ones, numbered by their first pixels."""
+    areas, numbers = np.zeros(num + 1, np.int64), np.zeros(num + 1, np.int32)
+    height, width = labels.shape
+    for y in range(height):
+        for x in range(width):
+            areas[labels[y, x]] += 1
+    areas[0] = 0
+    count = 0
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            if areas[label] >= min_area and numbers[label] == 0:
+                count += 1
+                numbers[label] = count
+            out[y, x] = numbers[label]
+
+
+@njit(**FAST)
 def count_edges_kernel(labels):
     """How many sides of labelled pixels border on something else."""
     height, width = labels.shape

@@ -7,7 +7,7 @@ import numpy as np
 from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.kernels.choose import Choice, choose
 from hotlap.kernels.instances import cpu, reference
-from hotlap.kernels.instances.reference import Rings
+from hotlap.kernels.instances.reference import Graded, Rings
 
 IMPLS = ("cpu", "reference")
 
@@ -22,6 +22,27 @@ def regions(mask: np.ndarray, *, impl: str = "auto") -> tuple[np.ndarray, int]: 
     _need_picture("mask", mask, mask.shape)
     mask = np.asarray(mask, bool)
     return cpu.regions(mask) if choose_impl(impl).impl == "cpu" else reference.regions_ref(mask)
+
+
+def grade(
+    foreground: np.ndarray,  # [H, W]
+    heights: np.ndarray,  # [H, W]
+    threshold: float,
+    seed_threshold: float,
+    *,
+    impl: str = "auto",
+) -> Graded:  # [H, W] bool, bool, uint8
+    """What a watershed needs: where objects are, where they start, and levels that are low where heights are high."""
+    _need_picture("heights", heights, foreground.shape)
+    run = cpu.grade if choose_impl(impl).impl == "cpu" else reference.grade_ref
+    return run(foreground, heights, threshold, seed_threshold)
+
+
+def renumber(labels: np.ndarray, min_area: int, *, impl: str = "auto") -> np.ndarray:  # [H, W] int32
+    """The labels that have at least ``min_area`` pixels, numbered from 1 by their first ones."""
+    _need_picture("labels", labels, labels.shape)
+    run = cpu.renumber if choose_impl(impl).impl == "cpu" else reference.renumber_ref
+    return run(labels, min_area)
 
 
 def watershed(

@@ -11,6 +11,27 @@ from scipy import ndimage
 Rings = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Corners [P, 2] (x, y), where each ring starts [R + 1], and whose it is [R]."""
 
+Graded = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Mask and cores [H, W] bool, and levels [H, W] uint8."""
+
+
+def grade_ref(foreground: np.ndarray, heights: np.ndarray, threshold: float, seed_threshold: float) -> Graded:
+    """Where objects are, where they start, and levels that are the lower the higher a pixel is."""
+    foreground, heights = foreground.astype(np.float32), heights.astype(np.float32)
+    mask = foreground >= np.float32(threshold)
+    levels = 255 - (np.clip(heights, 0, 1).astype(np.float64) * 255 + 0.5).astype(np.int64)
+    return mask, mask & (heights >= np.float32(seed_threshold)), levels.astype(np.uint8)
+
+
+def renumber_ref(labels: np.ndarray, min_area: int) -> np.ndarray:  # [H, W] int32
+    """The labels that have at least ``min_area`` pixels, numbered from 1 by their first ones."""
+    values, first, counts = np.unique(labels, return_index=True, return_counts=True)
+    kept = [label for _, label, n in sorted(zip(first, values, counts, strict=True)) if label and n >= min_area]
+    made = np.zeros(labels.shape, np.int32)
+    for number, label in enumerate(kept, start=1):
+        made[labels == label] = number
+    return made
+
 
 def regions_ref(mask: np.ndarray) -> tuple[np.ndarray, int]:  # [H, W] bool
     """The 4-connected regions, numbered in the order of their first pixels, and how many there are."""

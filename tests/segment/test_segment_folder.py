@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from bright import as_picture, bright_predictor, discs
 from PIL import Image
 
-from hotlap.base.errors import DataError, StorageError
+from hotlap.base.errors import DataError, StorageError, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.coco import read_coco
@@ -46,10 +47,8 @@ def folder(tmp_path):
 
 
 def settings(folder, **given):
-    out = folder.parent / "out"
-    return SegmentPredictConfig(
-        **{"folder": folder, "out": out, "tile": 64, "overlap": 16, "batch": 2, "workers": 2, **given}
-    )
+    small = {"out": folder.parent / "out", "tile": 64, "overlap": 16, "batch": 2, "workers": 2}
+    return SegmentPredictConfig(**{"folder": folder, **small, **given})
 
 
 def labels_of(out, name):
@@ -58,11 +57,8 @@ def labels_of(out, name):
 
 
 def contents(out):
-    """All results by path; entries of finished pictures are compared as data."""
-    files = [p for p in out.rglob("*") if p.is_file()]
-    return {
-        str(p.relative_to(out)): json.loads(p.read_text()) if p.suffix == ".json" else p.read_bytes() for p in files
-    }
+    """All results by path."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def test_every_format_holds_the_same_objects(folder):
@@ -130,14 +126,11 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
 
 def test_a_very_wide_picture_is_cut_and_put_together(tmp_path):
     (tmp_path / "wide").mkdir()
-    labels = discs(40, 60_000, (20, 30, 9), (20, 30_000, 9), (20, 59_980, 9))
+    labels = discs(24, 60_000, (12, 30, 9), (12, 30_000, 9), (12, 59_980, 9))
     Image.fromarray(as_picture(labels)[..., 0]).save(tmp_path / "wide" / "a.png")
     config = settings(tmp_path / "wide", tile=1024, overlap=64, batch=8, formats=("labels",))
-    # A few bright pixels of many are no contrast to percentiles; the network sees the picture's own values here.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotlap.segment.reading.normalise", lambda p: np.repeat(p / np.float32(255), 3, axis=2))
-        predictor = bright_predictor()
-        assert predict_folder(config, predictor=predictor).num_objects == 3
+    predictor = bright_predictor()
+    assert predict_folder(config, predictor=predictor).num_objects == 3
     assert {shape[0] for shape in predictor.model.seen[:-1]} == {8}
     np.testing.assert_array_equal(labels_of(config.out, "a") > 0, labels > 0)
 
@@ -170,7 +163,10 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
     whole = settings(folder, out=folder.parent / "whole")
     predict_folder(whole, predictor=bright_predictor())
 
+    heard = []
+
     def impatient(event):
+        heard.append(event)
         if event.kind == "advance":
             impatient.count += 1
             if impatient.count == 4:
@@ -182,6 +178,7 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
         predict_folder(config, impatient, predictor=bright_predictor())
     finished = sorted(p.stem for p in (config.out / "done").glob("*.json"))
     assert 4 <= len(finished) < 15
+    assert f"{len(finished)} pictures are finished in {config.out}" in next(e.text for e in heard if e.kind == "warn")
     assert {r["image"] for r in read_csv(config.out / "objects.csv")} == set(finished)
     assert not list(config.out.rglob(".*")), "no half-written file is left"
     answer = predict_folder(config, predictor=bright_predictor())
@@ -219,14 +216,35 @@ def test_files_of_one_stem_keep_results_apart(folder):
     assert labels_of(config.out, "a_png").shape == (64, 64) and labels_of(config.out, "a_tif").shape == (40, 50)
 
 
+def test_the_tuned_batch_reaches_the_network(folder):
+    for n in range(5):
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n}.png")
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(json.dumps({"batch_configurations": {"bright": {"optimal_batch_size": 5}}}))
+    predictor = bright_predictor()
+    predict_folder(settings(folder, batch=1, batch_sizes=sizes), predictor=predictor)
+    assert (5, 3, 64, 64) in predictor.model.seen and max(shape[0] for shape in predictor.model.seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"a": 1}', r"batch_sizes.json' holds no batch sizes: KeyError\('batch_configurations'\)"),
+     ('{"batch_configurations": {"brigth": {}}}', r"has no batch size for 'bright'. Did you mean 'brigth'"),
+     ('{"batch_configurations": {"bright": {"optimal_batch_size": 0}}}', "optimal_batch_size of 'bright' is 0")],
+)  # fmt: skip
+def test_batch_sizes_that_will_not_do_are_named(folder, content, words):
+    sizes = folder.parent / "batch_sizes.json"
+    sizes.write_text(content)
+    with pytest.raises(UsageError, match=words):
+        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+
+
 def test_folders_that_will_not_do_are_named(tmp_path, folder):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match=r"nothing' holds no pictures"):
         predict_folder(settings(tmp_path / "nothing"), ignore, predictor=bright_predictor())
     with pytest.raises(DataError, match=r"folder 'no/where' does not exist"):
-        predict_folder(
-            SegmentPredictConfig(folder="no/where") if False else settings_for_missing(), predictor=bright_predictor()
-        )
+        predict_folder(settings(Path("no/where")), predictor=bright_predictor())
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"out = .*file/out' cannot be written: Not a directory"):
         predict_folder(settings(folder, out=tmp_path / "file" / "out"), predictor=bright_predictor())

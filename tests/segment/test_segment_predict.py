@@ -91,8 +91,9 @@ def test_too_little_memory_says_what_did_not_fit(monkeypatch):
         predict_many([as_picture(discs(64, 64))] * 4, predictor, MANY)
 
 
-@pytest.mark.parametrize(("name", "width"), [("hrnet", 8), ("resunet-small", 8), ("ma-resunet", 4), ("unet", 3)])
-@pytest.mark.parametrize("maps", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "width", "maps"), [("hrnet", 9, 2), ("resunet-small", 8, 1), ("ma-resunet", 4, 2), ("unet", 3, 3)]
+)
 def test_networks_are_recognised_by_their_weights(tmp_path, name, width, maps):
     weights = build_net(name, maps=maps, width=width).state_dict()
     assert recognise(weights, tmp_path / "a.pt") == (name, width, maps)
