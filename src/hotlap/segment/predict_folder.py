@@ -15,6 +15,7 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
+from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
 from hotlap.segment.exports import picture_entry, picture_files, write_tables
 from hotlap.segment.network import Predictor, load_predictor
@@ -167,4 +168,4 @@ def _settings(config: SegmentPredictConfig, predictor: Predictor) -> dict[str, A
     names = ("formats", "simplify_px", "um_per_px", "category", "tile", "overlap", "precision")
     split = config.split()
     chosen = {name: getattr(config, name) for name in names}
-    return {**chosen, "split": [split.threshold, split.seed_threshold, split.min_area], "network": predictor.digest}
+    return {**chosen, "split": encode(split), "network": predictor.digest}
