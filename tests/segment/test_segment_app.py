@@ -105,14 +105,14 @@ def test_scores_that_cannot_be_had_are_refused(folder, tmp_path):
 def test_otsu_splits_two_groups():
     grey = np.concatenate([np.full(900, 0.2), np.full(100, 0.8)])
     assert 0.2 < otsu_threshold(grey) <= 0.8
-    picture = np.full((20, 20, 3), 0.9, np.float32)
-    picture[5:12, 5:12] = 0.1
+    picture = np.full((20, 20, 3), 230, np.uint8)
+    picture[5:12, 5:12] = 20
     foreground = otsu_foreground(picture)
     assert foreground.shape == (1, 20, 20) and foreground[0, 8, 8] == 1 and foreground[0, 0, 0] == 0
 
 
 def test_truth_and_finding_are_outlined_side_by_side():
-    picture = np.zeros((64, 64, 3), np.float32)
+    picture = np.zeros((64, 64, 3), np.uint8)
     truth, found = np.zeros((64, 64), int), np.zeros((64, 64), int)
     truth[10:20, 10:20] = 1
     found[40:50, 40:50] = 3
