@@ -56,6 +56,25 @@ def test_new_numbers_match_the_reference(case, min_area):
 
 
 @each_case
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_merged_labels_match_the_reference(case, share):
+    labels = case.make()
+    heights = np.random.default_rng(4).random(labels.shape, np.float32)
+    got = op.merge(labels, heights, share, impl="cpu")
+    np.testing.assert_array_equal(got, op.merge(labels, heights, share, impl="reference"))
+    np.testing.assert_array_equal(got > 0, labels > 0)
+
+
+@each_impl
+def test_hills_are_one_where_the_pass_is_high(impl):
+    labels = np.array([[1, 1, 2, 2, 2, 3, 3]], np.int32)
+    heights = np.array([[0.9, 0.5, 0.5, 0.8, 0.2, 0.2, 1.0]], np.float32)
+    assert op.merge(labels, heights, 0.6, impl=impl).tolist() == [[1, 1, 1, 1, 1, 3, 3]]
+    assert op.merge(labels, heights, 0.7, impl=impl).tolist() == labels.tolist()
+    assert op.merge(labels, heights, 0.1, impl=impl).tolist() == [[1] * 7]
+
+
+@each_case
 def test_watershed_matches_the_reference(case):
     labels = case.make()
     random = np.random.default_rng(1)

@@ -10,7 +10,7 @@ import torch
 
 from hotlap.base.errors import ConfigError, DataError, TargetError
 from hotlap.segment.augment import recoloured, turned
-from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages, mirrored, stretched
+from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages, mirrored
 from hotlap.segment.cells import cells
 from hotlap.segment.loss import EDGE_WEIGHT, cell_loss, edge_weights
 from hotlap.segment.metrics import map_agreement
@@ -78,11 +78,11 @@ def test_colours_change_within_bounds():
     assert float(changed.min()) >= 0 and float(changed.max()) <= 1 and not torch.allclose(changed, image)
 
 
-def test_stretching_spans_black_to_white():
-    dim = np.full((50, 50, 3), 100, np.uint8)
-    dim[10:30, 10:30] = 110
-    assert sorted(set(stretched(dim).ravel())) == [0, 255]
-    assert set(stretched(np.full((4, 4, 3), 7, np.uint8)).ravel()) == {0}
+def test_pictures_are_stretched_as_in_use():
+    def dim(position):
+        return np.where(square_cell(position)[0] > 0, 110, 100).astype(np.uint8), square_cell(position)[1]
+
+    assert CellImages(1, dim)[0]["image"].unique().tolist() == [0, 255]
 
 
 def test_edges_weigh_most():

@@ -81,6 +81,18 @@ def test_numbers_follow_the_first_pixels():
     assert (np.diff(first[1:]) > 0).all() and got[10, 40] == 1
 
 
+def test_a_noisy_core_is_one_object_unless_asked_otherwise():
+    labels = discs((60, 60), (30, 30, 16))
+    maps = ideal_maps(labels)
+    noise = ndimage.gaussian_filter(np.random.default_rng(0).normal(0, 0.6, labels.shape), 1.5)
+    maps[1] = np.clip(maps[1] + noise * (labels > 0), 0, 1)
+    assert split(maps).max() == 1
+    assert split(maps, config=SplitConfig(merge=1)).max() > 1
+    touching = ideal_maps(discs((40, 56), *PAIR))
+    touching[1] = np.clip(touching[1] + noise[:40, :56] * (touching[0] > 0), 0, 1)
+    assert split(touching).max() == 2, "a low pass is no reason to merge"
+
+
 def test_thresholds_matter():
     labels = discs((40, 56), *PAIR)
     maps = ideal_maps(labels)
@@ -101,7 +113,9 @@ def test_wrong_maps_are_named():
         split(np.zeros((2, 4, 4)), ("foreground", "flow"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("threshold", 0.0), ("seed_threshold", 1.5), ("min_area", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("threshold", 0.0), ("seed_threshold", 1.5), ("min_area", 0), ("merge", 0)]
+)
 def test_settings_outside_their_range_are_named(name, value):
     with pytest.raises(ConfigError, match=f"{name} = {value} is not valid"):
         SplitConfig(**{name: value})

@@ -22,6 +22,7 @@ from hotlap.data.geojson import read_geojson
 from hotlap.data.imagej_roi import read_rois
 from hotlap.data.object_table import read_csv
 from hotlap.data.tiff import read_pages, write_tiff
+from hotlap.kernels.instances import cpu
 from hotlap.segment.contours import draw_outlines
 from hotlap.segment.nets import build_net
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
@@ -237,6 +238,19 @@ def test_batch_sizes_that_will_not_do_are_named(folder, content, words):
     sizes.write_text(content)
     with pytest.raises(UsageError, match=words):
         predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+
+
+def test_without_numba_the_results_are_the_same_and_the_user_is_told(folder, monkeypatch):
+    for name in ("a", "b"):
+        (folder / f"{name}.png").unlink()
+    config = settings(folder)
+    predict_folder(config, predictor=bright_predictor())
+    fast = labels_of(config.out, "c")
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    heard = []
+    predict_folder(settings(folder, redo=True), heard.append, predictor=bright_predictor())
+    np.testing.assert_array_equal(labels_of(config.out, "c"), fast)
+    assert any(e.kind == "warn" and "numba is not installed" in e.text and "hotlap[segment]" in e.text for e in heard)
 
 
 def test_folders_that_will_not_do_are_named(tmp_path, folder):

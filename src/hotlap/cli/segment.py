@@ -28,7 +28,7 @@ def run_train(request: Request) -> int:
     path = keep_weights(Path(record.path).parent, config.out)
     _print_record(record, request.common)
     if not request.common.json:
-        make_console().print(Text(f"weights  {path}"))
+        make_console().print(Text(f"weights  {path}"), soft_wrap=True)
     return _exit_code(record)
 
 
@@ -49,7 +49,6 @@ def run_eval(request: Request) -> int:
     console = make_console()
     console.print(Text(f"{found['model']} on {found['num_images']} images ({found['split']})", style="bold"))
     console.print(table)
-    console.print(
-        Text(f"each image in {config.out / 'images.csv'}, pictures in {config.out / 'pictures'}", style="dim")
-    )
+    places = f"each image in {config.out / 'images.csv'}, pictures in {config.out / 'pictures'}"
+    console.print(Text(places, style="dim"), soft_wrap=True)
     return EXIT_OK

@@ -25,13 +25,8 @@ Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Picture ``i`` [H, W, 3] and its label [H, W]."""
 
 
-def stretched(image: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:  # [H, W, C] -> the same, uint8
-    """The picture from black to white, as it is seen in use, in bytes."""
-    return np.round(255 * normalise(image)).astype(np.uint8)
-
-
 class CellImages(Dataset[dict[str, Tensor]]):
-    """Whole pictures, stretched, kept once read: image [3, H, W] and maps [2, H, W] as bytes, labels [H, W]."""
+    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [2, H, W] as bytes, labels [H, W]."""
 
     def __init__(self, num_images: int, read: Read) -> None:
         self.num_images, self._read = num_images, read
@@ -50,7 +45,7 @@ class CellImages(Dataset[dict[str, Tensor]]):
                 raise BadSample(str(position), error.what) from error
             maps = np.round(255 * label_maps(labels)).astype(np.uint8)
             self._kept[position] = {
-                "image": torch.from_numpy(stretched(image)).permute(2, 0, 1).contiguous(),
+                "image": torch.from_numpy(normalise(image)).permute(2, 0, 1).contiguous(),
                 "maps": torch.from_numpy(maps),
                 "labels": torch.from_numpy(labels.astype(np.int32)),
             }

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import FittedNet, InstanceNorm, conv_norm, init_he
+from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, InstanceNorm, conv_norm, init_he
 
 STEM = 64
 EXPANSION = 4
@@ -57,7 +57,9 @@ class _Bottleneck(nn.Module):
         super().__init__()
         after = STEM * EXPANSION
         self.body = nn.Sequential(
-            conv_norm(before, STEM, 1), conv_norm(STEM, STEM, 3), conv_norm(STEM, after, 1, relu=False)
+            conv_norm(before, STEM, 1),
+            conv_norm(STEM, STEM, 3),
+            conv_norm(STEM, after, 1, relu=False, gain=RESIDUAL_GAIN),
         )
         self.shortcut = conv_norm(before, after, 1, relu=False) if before != after else nn.Identity()
 
@@ -70,7 +72,9 @@ class _Basic(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(conv_norm(width, width, 3), conv_norm(width, width, 3, relu=False))
+        self.body = nn.Sequential(
+            conv_norm(width, width, 3), conv_norm(width, width, 3, relu=False, gain=RESIDUAL_GAIN)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + x)

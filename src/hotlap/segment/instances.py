@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
-from hotlap.kernels.instances.op import grade, regions, renumber, watershed
+from hotlap.kernels.instances.op import grade, merge, regions, renumber, watershed
 
 FOREGROUND, CORE, BOUNDARY = "foreground", "core", "boundary"
 KNOWN_MAPS = (FOREGROUND, CORE, BOUNDARY)
@@ -21,6 +21,8 @@ class SplitConfig:
     """Probability from which a pixel belongs to an object."""
     seed_threshold: float = 0.5
     """Height of a core from which it starts an object of its own; lower splits less."""
+    merge: float = 0.6
+    """Cores that meet are one object where the pass between them reaches this share of the lower one; 1 for never."""
     min_area: int = 10
     """Pixels of the smallest object that is kept."""
 
@@ -29,6 +31,8 @@ class SplitConfig:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise ConfigError(f"{name} = {value} is not valid", expected="a number between 0 and 1")
+        if not self.merge > 0:
+            raise ConfigError(f"merge = {self.merge} is not valid", expected="a share above 0")
         if self.min_area < 1:
             raise ConfigError(f"min_area = {self.min_area} is not valid", expected="at least 1 pixel")
 
@@ -48,9 +52,12 @@ def split(
     """
     _check(maps, names)
     foreground = maps[names.index(FOREGROUND)]
-    mask, cores, levels = grade(foreground, _heights(maps, names, config), config.threshold, config.seed_threshold)
+    heights = _heights(maps, names, config)
+    mask, cores, levels = grade(foreground, heights, config.threshold, config.seed_threshold)
     seeds, num_seeds = regions(cores)
     labels = watershed(levels, seeds, mask)
+    if config.merge < 1:
+        labels = merge(labels, heights, config.merge)
     return renumber(_with_the_rest(mask, labels, num_seeds), config.min_area)
 
 

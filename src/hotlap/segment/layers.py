@@ -6,6 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+RESIDUAL_GAIN = 0.2
+"""Of the last norm beside a shortcut, at the start: blocks begin near the identity. With 1 the scores of a fresh HRNet
+move by 30 % when it is computed in bfloat16, with 0.2 by 5 %."""
+
 
 class InstanceNorm(nn.InstanceNorm2d):
     """Each channel of each image with mean 0 and variance 1, then scaled and shifted; any layout, any size from 1x1.
@@ -42,11 +46,15 @@ class FittedNet(nn.Module):
         raise NotImplementedError
 
 
-def conv_norm(before: int, after: int, kernel: int, *, stride: int = 1, relu: bool = True) -> nn.Sequential:
-    """A convolution without bias, its norm and, unless told otherwise, a ReLU."""
+def conv_norm(
+    before: int, after: int, kernel: int, *, stride: int = 1, relu: bool = True, gain: float = 1.0
+) -> nn.Sequential:
+    """A convolution without bias, its norm, which starts with ``gain``, and, unless told otherwise, a ReLU."""
+    norm = InstanceNorm(after)
+    nn.init.constant_(norm.weight, gain)
     layers: list[nn.Module] = [
         nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False),
-        InstanceNorm(after),
+        norm,
     ]
     return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
 

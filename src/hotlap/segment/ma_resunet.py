@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import FittedNet, Gate, conv_norm, init_he, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, Gate, conv_norm, init_he, mean_and_max
 
 DEPTHS = (2, 2, 3, 3)
 """Blocks of the encoder's levels; each level is twice as wide as the one above."""
@@ -63,10 +63,12 @@ class _Block(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            conv_norm(before, after, 3), nn.Dropout2d(DROPOUT), conv_norm(after, after, 3, relu=False)
+            conv_norm(before, after, 3),
+            nn.Dropout2d(DROPOUT),
+            conv_norm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
         )
         self.triplet = _Triplet()
-        self.fusion = conv_norm(after, after, 1)
+        self.fusion = conv_norm(after, after, 1, gain=RESIDUAL_GAIN)
         self.shortcut = conv_norm(before, after, 1, relu=False) if before != after else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ def otsu_threshold(grey: np.ndarray[Any, Any]) -> float:
     return float(edges[int(between.argmax()) + 1])
 
 
-def otsu_foreground(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:  # [H, W, 3] in [0, 1] -> [1, H, W]
+def otsu_foreground(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:  # [H, W, 3] uint8 -> [1, H, W]
     """1 where the rarer side of Otsu's threshold is, smoothed before: cells on a dark ground, or on a bright one."""
     from scipy import ndimage
 
-    grey = ndimage.gaussian_filter(picture.mean(-1), 1.0)
+    grey = ndimage.gaussian_filter(picture.mean(-1) / 255, 1.0)
     bright = grey > otsu_threshold(grey)
     cells = bright if bright.mean() <= 0.5 else ~bright
     return cells[None].astype(np.float32)

@@ -15,7 +15,7 @@ LEAST_SIDE = 256
 Array = np.ndarray[Any, Any]
 
 
-def compared(picture: Array, truth: Array, found: Array) -> Any:  # [H, W, 3] in [0, 1], [H, W] each
+def compared(picture: Array, truth: Array, found: Array) -> Any:  # [H, W, 3] uint8, [H, W] each
     """Truth to the left in green, finding to the right in orange, as a Pillow image; small pictures are enlarged."""
     scale = max(1, round(LEAST_SIDE / min(picture.shape[:2])))
     sides = [
@@ -28,7 +28,7 @@ def compared(picture: Array, truth: Array, found: Array) -> Any:  # [H, W, 3] in
 
 def outlined(picture: Array, labels: Array, colour: tuple[int, int, int]) -> Array:  # -> [H, W, 3] uint8
     """The picture with every object's edge pixels coloured."""
-    drawn = np.round(255 * picture).astype(np.uint8)
+    drawn = picture.copy()
     edge = np.zeros(labels.shape, bool)
     across, down = labels[:, 1:] != labels[:, :-1], labels[1:] != labels[:-1]
     edge[:, 1:] |= across

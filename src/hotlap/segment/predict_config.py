@@ -33,6 +33,8 @@ class SegmentPredictConfig:
     """Probability from which a pixel belongs to an object."""
     seed_threshold: float = 0.5
     """Height of a core from which it starts an object of its own; lower splits less."""
+    merge: float = 0.6
+    """Cores that meet are one object where the pass between them reaches this share of the lower one; 1 for never."""
     min_area: int = 10
     """Pixels of the smallest object that is kept."""
     simplify_px: float = 0.75
@@ -77,4 +79,6 @@ class SegmentPredictConfig:
 
     def split(self) -> SplitConfig:
         """How maps become objects."""
-        return SplitConfig(threshold=self.threshold, seed_threshold=self.seed_threshold, min_area=self.min_area)
+        return SplitConfig(
+            threshold=self.threshold, seed_threshold=self.seed_threshold, merge=self.merge, min_area=self.min_area
+        )

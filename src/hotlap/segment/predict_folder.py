@@ -15,6 +15,8 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
+from hotlap.kernels.instances.op import choose_impl
+from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
 from hotlap.segment.exports import picture_entry, picture_files, write_tables
 from hotlap.segment.network import Predictor, load_predictor
@@ -25,6 +27,7 @@ from hotlap.segment.tiles import TileConfig, predict_maps
 
 TASK = "predict"
 _MOST_WORKERS = 16
+_REMEDY = "pip install 'hotlap[segment]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ def predict_folder(
     files = find_files(config.folder)
     prepare(config.out)
     predictor = predictor or load_predictor(config)
+    for impl, reason in choose_impl().against.items():
+        emit(events.warn(f"results take seconds a picture: impl={impl!r} cannot run here ({reason}); {_REMEDY}"))
     emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.device}"))
     began = perf_counter()
     tally = _Tally()
@@ -167,4 +172,4 @@ def _settings(config: SegmentPredictConfig, predictor: Predictor) -> dict[str, A
     names = ("formats", "simplify_px", "um_per_px", "category", "tile", "overlap", "precision")
     split = config.split()
     chosen = {name: getattr(config, name) for name in names}
-    return {**chosen, "split": [split.threshold, split.seed_threshold, split.min_area], "network": predictor.digest}
+    return {**chosen, "split": encode(split), "network": predictor.digest}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import FittedNet, Gate, conv_norm, init_he, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, Gate, conv_norm, init_he, mean_and_max
 
 RATIOS = (1, 2, 4, 8, 32 / 3)
 """Widths of the levels over the first one's; the bottleneck is twice as wide as the last."""
@@ -59,7 +59,7 @@ class _Block(nn.Module):
         self.body = nn.Sequential(
             conv_norm(before, after, 3),
             nn.Dropout2d(dropout / 2),
-            conv_norm(after, after, 3, relu=False),
+            conv_norm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
             nn.Dropout2d(dropout),
         )
         self.shortcut = nn.Conv2d(before, after, 1, bias=False) if before != after else nn.Identity()

@@ -42,6 +42,19 @@ def grade(foreground: np.ndarray, heights: np.ndarray, threshold: float, seed_th
     return made
 
 
+def merge(labels: np.ndarray, heights: np.ndarray, share: float) -> np.ndarray:
+    """Labels of which some have become one; ``merge_ref`` says which."""
+    from hotlap.kernels.instances.cpu_kernels import merge_kernel, sides_kernel
+
+    labels, heights = np.array(labels, np.int32, order="C"), np.ascontiguousarray(heights, np.float32)
+    num = sides_kernel(labels, heights, np.empty((0, 2), np.int32), np.empty(0, np.float32))
+    sides, levels = np.empty((num, 2), np.int32), np.empty(num, np.float32)
+    sides_kernel(labels, heights, sides, levels)
+    order = np.argsort(-levels, kind="stable")
+    merge_kernel(labels, heights, int(labels.max(initial=0)), sides, levels, order, np.float32(share))
+    return labels
+
+
 def renumber(labels: np.ndarray, min_area: int) -> np.ndarray:
     """Labels without gaps; ``renumber_ref`` says which."""
     from hotlap.kernels.instances.cpu_kernels import renumber_kernel

@@ -113,6 +113,51 @@ def grade_kernel(foreground, heights, threshold, seed_threshold, mask, cores, le
 
 
 @njit(**FAST)
+def sides_kernel(labels, heights, sides, levels):
+    """Notes the two labels on each side where labels meet, and the lower of the heights there; how many there are.
+
+    With no room in ``sides`` they are only counted.
+    """
+    height, width = labels.shape
+    count = 0
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            for n in range(2):
+                to_y, to_x = y + n, x + 1 - n
+                if label == 0 or to_y >= height or to_x >= width:
+                    continue
+                other = labels[to_y, to_x]
+                if other == 0 or other == label:
+                    continue
+                if count < sides.shape[0]:
+                    sides[count, 0], sides[count, 1] = label, other
+                    levels[count] = min(heights[y, x], heights[to_y, to_x])
+                count += 1
+    return count
+
+
+@njit(**FAST)
+def merge_kernel(labels, heights, num, sides, levels, order, share):
+    """Gives labels one number where the pass between them is high; the highest passes are looked at first."""
+    parent, tops = np.arange(num + 1).astype(np.int32), np.zeros(num + 1, heights.dtype)
+    height, width = labels.shape
+    for y in range(height):
+        for x in range(width):
+            tops[labels[y, x]] = max(tops[labels[y, x]], heights[y, x])
+    for n in order:
+        a, b = _root(parent, sides[n, 0]), _root(parent, sides[n, 1])
+        if a != b and levels[n] >= share * min(tops[a], tops[b]):
+            parent[max(a, b)] = min(a, b)
+            tops[min(a, b)] = max(tops[a], tops[b])
+    for label in range(num + 1):
+        parent[label] = parent[parent[label]]  # a lower number's root is known by now
+    for y in range(height):
+        for x in range(width):
+            labels[y, x] = parent[labels[y, x]]
+
+
+@njit(**FAST)
 def renumber_kernel(labels, num, min_area, out):
     """Labels without the small ones, numbered by their first pixels."""
     areas, numbers = np.zeros(num + 1, np.int64), np.zeros(num + 1, np.int32)

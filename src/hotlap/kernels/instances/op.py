@@ -38,6 +38,16 @@ def grade(
     return run(foreground, heights, threshold, seed_threshold)
 
 
+def merge(labels: np.ndarray, heights: np.ndarray, share: float, *, impl: str = "auto") -> np.ndarray:  # [H, W] int32
+    """Labels that meet become one, from the highest pass down, where it reaches a share of the lower one's top.
+
+    On the sides where labels meet, a pass is as high as the lower of the two pixels.
+    """
+    _need_picture("heights", heights, labels.shape)
+    run = cpu.merge if choose_impl(impl).impl == "cpu" else reference.merge_ref
+    return run(labels, heights, share)
+
+
 def renumber(labels: np.ndarray, min_area: int, *, impl: str = "auto") -> np.ndarray:  # [H, W] int32
     """The labels that have at least ``min_area`` pixels, numbered from 1 by their first ones."""
     _need_picture("labels", labels, labels.shape)

@@ -23,6 +23,28 @@ def grade_ref(foreground: np.ndarray, heights: np.ndarray, threshold: float, see
     return mask, mask & (heights >= np.float32(seed_threshold)), levels.astype(np.uint8)
 
 
+def merge_ref(labels: np.ndarray, heights: np.ndarray, share: float) -> np.ndarray:  # [H, W] each
+    """Labels that meet become one, from the highest pass down, where it reaches a share of the lower one's top.
+
+    A pass is the higher the higher the lower of the two pixels on a side where labels meet. What has become one has
+    the higher of both tops and the lower of both numbers.
+    """
+    heights = heights.astype(np.float32)
+    passes = []
+    for here, there in ((np.s_[:, :-1], np.s_[:, 1:]), (np.s_[:-1], np.s_[1:])):
+        met = (labels[here] != labels[there]) & (labels[here] != 0) & (labels[there] != 0)
+        level = np.minimum(heights[here], heights[there])[met]
+        passes += list(zip(level.tolist(), labels[here][met].tolist(), labels[there][met].tolist(), strict=True))
+    names = {label: label for label in np.unique(labels).tolist()}
+    tops = {label: heights[labels == label].max() for label in names}
+    for level, one, other in sorted(passes, key=lambda item: -item[0]):
+        a, b = sorted((names[one], names[other]))
+        if a != b and np.float32(level) >= np.float32(share) * min(tops[a], tops[b]):
+            tops[a] = max(tops[a], tops[b])
+            names = {label: a if name == b else name for label, name in names.items()}
+    return np.array([[names[label] for label in row] for row in labels.tolist()], np.int32).reshape(labels.shape)
+
+
 def renumber_ref(labels: np.ndarray, min_area: int) -> np.ndarray:  # [H, W] int32
     """The labels that have at least ``min_area`` pixels, numbered from 1 by their first ones."""
     values, first, counts = np.unique(labels, return_index=True, return_counts=True)

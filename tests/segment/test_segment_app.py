@@ -1,0 +1,123 @@
+"""Training and scores from the command line, on a few drawn cells."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hotlap.base.errors import ConfigError, DataError, StorageError
+from hotlap.cli.main import run
+from hotlap.data.drawn_cells import draw_cells
+from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
+from hotlap.segment.evaluate import SegmentEvalConfig, evaluate
+from hotlap.segment.nets import build_net
+from hotlap.segment.otsu import otsu_foreground, otsu_threshold
+from hotlap.segment.outline_picture import FOUND_COLOUR, TRUE_COLOUR, compared
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("cells")
+    for part in ("images", "labels"):
+        (where / part).mkdir()
+    for number in range(6):
+        image, labels = draw_cells(number, size=64, seed=2)
+        Image.fromarray(image).save(where / "images" / f"c{number}.png")
+        Image.fromarray(labels.astype(np.uint16)).save(where / "labels" / f"c{number}.png")
+    return where
+
+
+def test_otsu_scores_are_written_with_pictures(folder, tmp_path):
+    out = tmp_path / "scores"
+    found = evaluate(SegmentEvalConfig(data=folder, out=out, split="all", pictures=3))
+    assert found["num_images"] == 6 and 0.2 < found["scores"]["dice"] <= 1
+    assert json.loads((out / "scores.json").read_text())["scores"] == found["scores"]
+    with (out / "images.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [f"c{n}" for n in range(6)]
+    assert np.mean([float(row["ap50"]) for row in rows]) == pytest.approx(found["scores"]["ap50"])
+    pictures = sorted((out / "pictures").iterdir())
+    shares = [int(picture.name.split("-")[1].removeprefix("ap")) for picture in pictures]
+    assert len(shares) == 3 and shares == sorted(shares), "from the worst to the best"
+
+
+def test_a_network_is_trained_and_scored(folder, tmp_path, capsys):
+    out = tmp_path / "trained"
+    train = ["segment", "train", str(folder), "--model", "unet", "--width", "2", "--size", "32", "--batch", "4"]
+    train += ["--crops", "1", "--device", "cpu", "--workers", "0", "--out", str(out), "--quiet"]
+    assert run([*train, "--epochs", "1"]) == 0
+    assert "weights.pt" in capsys.readouterr().out
+    build_net("unet", maps=2, width=2).load_state_dict(torch.load(out / "weights.pt", weights_only=True))
+    score = ["segment", "eval", str(folder), "--model", str(out), "--device", "cpu", "--out", str(tmp_path / "scores")]
+    assert run([*score, "--quiet", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_images"] == 2 and set(found["images"][0]) >= {"name", "ap50", "pq"}
+
+
+def test_the_engine_is_told_what_was_asked(tmp_path):
+    config = training(
+        SegmentTrainConfig(data=tmp_path, model="smp:unet/resnet18", out=tmp_path / "o", lr=1e-3, steps=7)
+    )
+    assert (config.target, config.name, config.steps) == ("cells", "smp-unet-resnet18", 7)
+    assert config.workload["model"] == "smp:unet/resnet18" and config.workload["data"] == str(tmp_path)
+    assert config.runs == tmp_path / "o" / "runs" and config.resume == ""
+    assert training(SegmentTrainConfig(data=tmp_path, resume=True)).resume == "latest"
+
+
+def test_a_weight_file_comes_from_a_checkpoint(tmp_path):
+    with pytest.raises(DataError, match="empty' has left no checkpoint"):
+        keep_weights(tmp_path / "empty", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "no data was given"),
+        (["eval"], "no data was given"),
+        (["train", "nowhere"], "nowhere/images' does not exist"),
+        (["eval", "nowhere"], "nowhere/images' does not exist"),
+        (["train", "nowhere", "--size", "8"], "size = 8"),
+        (["eval", "nowhere", "--pictures", "-1"], "pictures = -1"),
+    ],
+)
+def test_bad_requests_are_named(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["segment", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_scores_that_cannot_be_had_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="model = 'hrnet' comes without weights"):
+        evaluate(SegmentEvalConfig(data=folder, model="hrnet", out=tmp_path))
+    with pytest.raises(ConfigError, match="batch = 0"):
+        SegmentEvalConfig(data=folder, batch=0)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"out = .*file"):
+        evaluate(SegmentEvalConfig(data=folder, out=tmp_path / "file"))
+
+
+def test_otsu_splits_two_groups():
+    grey = np.concatenate([np.full(900, 0.2), np.full(100, 0.8)])
+    assert 0.2 < otsu_threshold(grey) <= 0.8
+    picture = np.full((20, 20, 3), 230, np.uint8)
+    picture[5:12, 5:12] = 20
+    foreground = otsu_foreground(picture)
+    assert foreground.shape == (1, 20, 20) and foreground[0, 8, 8] == 1 and foreground[0, 0, 0] == 0
+
+
+def test_truth_and_finding_are_outlined_side_by_side():
+    picture = np.zeros((64, 64, 3), np.uint8)
+    truth, found = np.zeros((64, 64), int), np.zeros((64, 64), int)
+    truth[10:20, 10:20] = 1
+    found[40:50, 40:50] = 3
+    drawn = np.asarray(compared(picture, truth, found))
+    assert drawn.shape == (256, 2 * 256 + 4, 3)
+    left, right = drawn[:, :256], drawn[:, 260:]
+    assert tuple(left[40, 40]) == TRUE_COLOUR and tuple(right[160, 160]) == FOUND_COLOUR
+    assert not left[100:].any() and not right[:100].any()
