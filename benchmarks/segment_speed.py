@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/segment_speed.py --models hrnet --minutes 9 --out segment_speed.json
 
-Each network first learns drawn cells for some hundred steps, so that its masks mean something. Every form passes a gate
-first, or gets no figure: its masks against those of eager float32 on the same card and the same images, every pixel
-counted, IoU at least 0.995. Before and after each form the base is timed again, and the ratio is
+Each network first learns drawn cells for some hundred steps, so that its masks mean something, or takes the weights of a
+training (--weights). Every form passes a gate first, or gets no figure: its foreground masks against those of eager
+float32 on the same card and the same images, every pixel counted, IoU at least 0.995. Before and after each form the base is timed again, and the ratio is
 to the mean of the two, so that a drifting clock falls on both. Forms that no longer fit the minutes are named. The
 last line of a network says whether it gains from batches: the best images a second over those of the same form at 1.
 """
@@ -26,6 +26,7 @@ import torch
 from hotlap.base.errors import HotlapError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.session import Session
+from hotlap.measure.weights import with_weights
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.segment.cells import CellWorkload, cells
@@ -106,10 +107,17 @@ def gate(base: Session, form: Session) -> dict[str, Any]:
     base.activate()
     images = form.batches[0]["image"][:GATE_IMAGES]
     ref = torch.cat([base.run({"image": image[None]}).double().cpu() for image in images])
-    agreements = map_agreement(out, ref, clear=0.0)
+    agreements = map_agreement(out[:, :1], ref[:, :1], clear=0.0)
+    core = map_agreement(out[:, 1:], ref[:, 1:], clear=0.0)
     error = float((out - ref).norm() / ref.norm())
     passed = bool(out.isfinite().all()) and bool(agreements) and all(one.passed for one in agreements)
-    return {"passed": passed, "agreements": encode(agreements), "relative_error": error, "images": len(images)}
+    return {
+        "passed": passed,
+        "agreements": encode(agreements),
+        "core": encode(core),
+        "relative_error": error,
+        "images": len(images),
+    }
 
 
 def one_form(workload: CellWorkload, base: Session, arm: str, batch: int, seconds: float) -> dict[str, Any]:
@@ -183,6 +191,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for all networks together")
     parser.add_argument("--seconds", type=float, default=1.5, help="timed, of each form")
     parser.add_argument("--steps", type=int, default=300, help="learned before the gate; at most a minute")
+    parser.add_argument("--weights", default="", help="file of weights, as segment-train/{model}/weights.pt")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--forms", default="", help="ARM@BATCH,... in place of the built-in ones")
     parser.add_argument("--out", type=Path, default=Path("segment_speed.json"))
@@ -192,7 +201,11 @@ def main() -> int:
     began, answers = time.monotonic(), {}
     environment = encode(capture())
     for number, model in enumerate(models, start=1):
-        workload = learned(cells(model=model, size=args.size, augment=False), args.steps, 60.0)
+        workload = cells(model=model, size=args.size, augment=False)
+        if args.weights:
+            workload = with_weights(workload, Path(args.weights.format(model=model)))  # type: ignore[assignment]
+        else:
+            workload = learned(workload, args.steps, 60.0)
         base = open_session(workload, BASE, 1)
         base_ms = timed_ms(base, args.seconds)
         print(f"{model} {BASE} at batch 1: {1e3 / statistics.median(base_ms):.2f} images/s", flush=True)

@@ -168,10 +168,13 @@ def _draw(
     """Some pictures, named by their rank, from the worst AP to the best."""
     from hotlap.segment.outline_picture import compared
 
+    folder = config.out / "pictures"
+    for earlier in folder.glob("[0-9][0-9][0-9]-ap*.png"):
+        earlier.unlink()
     worst_first = sorted(range(len(rows)), key=lambda index: rows[index]["ap50"])
     count = min(config.pictures, len(worst_first))
     for place in np.unique(np.linspace(0, len(worst_first) - 1, count).round().astype(int)).tolist():
         index = worst_first[place]
         pixels, truth = images[index].read()
         name = f"{place + 1:03d}-ap{round(100 * rows[index]['ap50']):03d}-{images[index].name}.png"
-        compared(normalise(pixels), truth, kept[index]).save(config.out / "pictures" / name)
+        compared(normalise(pixels), truth, kept[index]).save(folder / name)
