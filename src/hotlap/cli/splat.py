@@ -61,6 +61,16 @@ def run_render(request: Request) -> int:
     return _print_files([str(path) for path in files], request.common)
 
 
+def run_view(request: Request) -> int:
+    from hotlap.splat.app import view
+
+    if request.common.dry_run:
+        return _dry_run(request, [])
+    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+        view(request.resolved.config, door)
+    return EXIT_OK
+
+
 def run_export(request: Request) -> int:
     from hotlap.splat.app import export
 

@@ -158,6 +158,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.splat.config:SplatRenderConfig",
         "model",
     ),
+    "splat view": Verb(
+        "shows trained splats, or a training that still runs, in the browser",
+        "hotlap splat view runs/my_scene --port 8080",
+        "hotlap.cli.splat:run_view",
+        "hotlap.splat.config:SplatViewConfig",
+        "model",
+    ),
     "splat export": Verb(
         "writes trained splats for viewers: .ply, .compressed.ply, .splat, .spz",
         "hotlap splat export runs/my_scene --out my_scene.spz",

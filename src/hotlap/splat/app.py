@@ -5,3 +5,4 @@ from hotlap.splat.opened import export as export
 from hotlap.splat.opened import info as info
 from hotlap.splat.render import render as render
 from hotlap.splat.train import train as train
+from hotlap.splat.view import view as view
