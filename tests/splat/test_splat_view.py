@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 
+import fake_viser
 import numpy as np
 import pytest
 import torch
@@ -21,8 +22,6 @@ from hotlap.splat.look import Look, depth_colors, draw_look, free_camera, pose_f
 from hotlap.splat.train import train, train_model
 from hotlap.splat.view import Running, read_stands, view
 from hotlap.splat.viewer import MOVING_S, Stand, Viewer
-
-import fake_viser
 
 DOWN = np.array([0.0, -1.0, 0.0])
 CAMERA = Pinhole(width=48, height=32, fx=40, fy=40, cx=24, cy=16)
@@ -132,7 +131,7 @@ def test_controls_change_what_is_drawn(opened):
 
 
 def test_cameras_are_shown_and_gone_to(opened):
-    page, _, server = opened
+    _, _, server = opened
     client = server.connect()
     assert not any(one.visible for one in server.scene.frustums.values()) and len(server.scene.frustums) == 3
     server.gui.controls["Cameras"].use(True)
@@ -263,8 +262,8 @@ def test_files_and_folders_are_shown_until_the_end(viser, port, trained, tmp_pat
     write_splats(file, read_splats(trained[0] / "model.ply"))
     for where in (trained[0], file):
         said, turns = [], iter([False, False, True])
-        view(SplatViewConfig(model=str(where), port=port, device="cpu"), lambda e: said.append(e.text),
-             until=lambda turns=turns: next(turns))  # fmt: skip
+        config = SplatViewConfig(model=str(where), port=port, device="cpu")
+        view(config, lambda event, said=said: said.append(event.text), until=lambda turns=turns: next(turns))
         assert f"http://127.0.0.1:{port}" in said[0] and str(where) in said[0]
         server = fake_viser.ViserServer.last
         assert server.stopped and "400 splats" in server.gui.controls["status"].content

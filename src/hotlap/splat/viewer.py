@@ -263,8 +263,9 @@ def _add_frustums(server: Any, stands: Sequence[Stand], jump: Callable[[Stand, A
     handles = []
     size = _frustum_size(stands)
     for stand in stands[:: -(-len(stands) // MOST_FRUSTUMS) or 1]:
+        aspect = stand.camera.width / stand.camera.height
         handle = server.scene.add_camera_frustum(
-            f"/cameras/{stand.name}", fov=stand.fov(), aspect=stand.camera.width / stand.camera.height, scale=size, thickness=0.03 * size,
+            f"/cameras/{stand.name}", fov=stand.fov(), aspect=aspect, scale=size, thickness=0.03 * size,
             wxyz=np.array(quat_of(stand.pose[:3, :3].T)), position=stand.place(), color=(240, 160, 40), visible=False,
         )  # fmt: skip
         handle.on_click(lambda event, stand=stand: jump(stand, event.client))
