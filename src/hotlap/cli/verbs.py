@@ -144,6 +144,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.splat.config:SplatTrainConfig",
         "scene",
     ),
+    "splat from-photos": Verb(
+        "finds the cameras of plain photographs, then trains splats on them",
+        "hotlap splat from-photos photos/ --out runs/my_scene --preset fast",
+        "hotlap.cli.splat:run_from_photos",
+        "hotlap.splat.photos_config:SplatPhotosConfig",
+        "folder",
+    ),
     "splat eval": Verb(
         "judges a training on its held-out photographs: PSNR, SSIM, LPIPS, picture by picture",
         "hotlap splat eval runs/my_scene",
