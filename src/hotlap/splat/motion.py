@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import DataError, EnvironmentUnusable
 from hotlap.base.events import Emit
+from hotlap.base.format import format_s
 from hotlap.data.view_pixels import read_head
 from hotlap.splat.photos_config import SplatPhotosConfig
 
@@ -60,7 +62,7 @@ class Mapper:
                 reader_options=reader, extraction_options=options, device=colmap.Device.cpu,
             )  # fmt: skip
 
-        _follow("features", work, lambda: _rows(database, "keypoints"), len(paths), emit)
+        _follow("features", work, emit)
         _in_one_file(database)
 
     def match(self, features: Path, database: Path, photos: int, emit: Emit) -> None:
@@ -71,7 +73,6 @@ class Mapper:
         options.use_gpu = False
         every = config.matching == "exhaustive" or (config.matching == "auto" and photos <= config.exhaustive_limit)
         if every:
-            pairs = photos * (photos - 1) // 2
 
             def work() -> None:
                 colmap.match_exhaustive(database, matching_options=options, device=colmap.Device.cpu)
@@ -79,14 +80,13 @@ class Mapper:
         else:
             pairing = colmap.SequentialPairingOptions()
             pairing.overlap, pairing.quadratic_overlap = config.overlap, False
-            pairs = sum(min(config.overlap, photos - 1 - number) for number in range(photos))
 
             def work() -> None:
                 colmap.match_sequential(
                     database, matching_options=options, pairing_options=pairing, device=colmap.Device.cpu
                 )
 
-        _follow("matches", work, lambda: _rows(database, "two_view_geometries"), pairs, emit)
+        _follow("matches", work, emit)
         _in_one_file(database)
 
     def map(self, matches: Path, images: Path, to: Path, photos: int, emit: Emit) -> int:
@@ -112,7 +112,7 @@ class Mapper:
                 )
             )  # fmt: skip
 
-        _follow("cameras", work, lambda: min(placed[0], photos), photos, emit)
+        _follow("cameras", work, emit, lambda: min(placed[0], photos), photos)
         best = max(found.values(), key=lambda one: (one.num_reg_images(), one.num_points3D()), default=None)
         shutil.rmtree(work_folder)
         if best is None:
@@ -127,8 +127,14 @@ def _size(path: Path) -> tuple[int, int]:
     return head.width, head.height
 
 
-def _follow(task: str, work: Callable[[], None], done: Callable[[], int], total: int, emit: Emit) -> None:
-    """Does the work on a thread, tells how far it is, and raises what it raised; Ctrl-C does not wait for it."""
+def _follow(
+    task: str, work: Callable[[], None], emit: Emit, done: Callable[[], int] = lambda: 0, total: int | None = None
+) -> None:
+    """Does the work on a thread, tells how far it is, and raises what it raised; Ctrl-C does not wait for it.
+
+    Without ``total`` only the time is told. The database must not be looked into meanwhile: Python and COLMAP each have
+    a SQLite of their own, and two of them in one process undo each other's locks.
+    """
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -139,10 +145,11 @@ def _follow(task: str, work: Callable[[], None], done: Callable[[], int], total:
 
     thread = threading.Thread(target=run, daemon=True)
     emit(events.start(task, total))
+    began = time.monotonic()
     thread.start()
     while thread.is_alive():
         thread.join(LOOK_S)
-        emit(events.advance(task, done(), total))
+        emit(events.advance(task, done(), total, format_s(time.monotonic() - began)))
     emit(events.finish(task))
     if failed:
         raise DataError(
@@ -154,14 +161,3 @@ def _in_one_file(database: Path) -> None:
     """Brings into the database what may still lie in the log beside it, which is not moved along."""
     with closing(sqlite3.connect(database)) as opened:
         opened.execute("PRAGMA journal_mode = DELETE").fetchone()
-
-
-def _rows(database: Path, table: str) -> int:
-    """Rows of a table that another thread is filling; 0 while it is not there."""
-    if not database.is_file():
-        return 0
-    try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=0.1)) as opened:
-            return int(opened.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-    except sqlite3.Error:  # it is being written, and the next look will tell
-        return 0
