@@ -61,6 +61,33 @@ def run_render(request: Request) -> int:
     return _print_files([str(path) for path in files], request.common)
 
 
+def run_view(request: Request) -> int:
+    from hotlap.splat.app import view
+
+    if request.common.dry_run:
+        return _dry_run(request, [])
+    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+        view(request.resolved.config, door)
+    return EXIT_OK
+
+
+def run_from_photos(request: Request) -> int:
+    from hotlap.splat.app import from_photos
+
+    if request.common.dry_run:
+        return _dry_run(request, [])
+    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+        found = from_photos(request.resolved.config, door)
+    if found.record is not None:
+        _print_record(found.record, request.common)
+        return found.record.verdict.exit_code if found.record.verdict else EXIT_OK
+    if request.common.json:
+        _print_json({"scene": str(found.scene), "photos": found.photos, "registered": list(found.registered)})
+    else:
+        _print_text(f"{found.scene}: cameras of {len(found.registered)} of {found.photos} photographs")
+    return EXIT_OK
+
+
 def run_export(request: Request) -> int:
     from hotlap.splat.app import export
 

@@ -151,6 +151,13 @@ VERBS: dict[str, Verb] = {
         "hotlap.splat.config:SplatTrainConfig",
         "scene",
     ),
+    "splat from-photos": Verb(
+        "finds the cameras of plain photographs, then trains splats on them",
+        "hotlap splat from-photos photos/ --out runs/my_scene --preset fast",
+        "hotlap.cli.splat:run_from_photos",
+        "hotlap.splat.photos_config:SplatPhotosConfig",
+        "folder",
+    ),
     "splat eval": Verb(
         "judges a training on its held-out photographs: PSNR, SSIM, LPIPS, picture by picture",
         "hotlap splat eval runs/my_scene",
@@ -163,6 +170,13 @@ VERBS: dict[str, Verb] = {
         "hotlap splat render runs/my_scene --path orbit --out orbit.mp4",
         "hotlap.cli.splat:run_render",
         "hotlap.splat.config:SplatRenderConfig",
+        "model",
+    ),
+    "splat view": Verb(
+        "shows trained splats, or a training that still runs, in the browser",
+        "hotlap splat view runs/my_scene --port 8080",
+        "hotlap.cli.splat:run_view",
+        "hotlap.splat.config:SplatViewConfig",
         "model",
     ),
     "splat export": Verb(

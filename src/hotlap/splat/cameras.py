@@ -59,7 +59,7 @@ def orbit(views: Sequence[View], points: np.ndarray, frames: int) -> np.ndarray:
     looks = np.stack([view.camera_from_world[2, :3] for view in views])
     up = -np.mean([view.camera_from_world[1, :3] for view in views], axis=0)
     up /= np.linalg.norm(up) or 1.0
-    middle = _meeting_point(places, looks, points)
+    middle = meeting_point(places, looks, points)
     away = places - middle
     height = float(np.median(away @ up))
     flat = away - np.outer(away @ up, up)
@@ -73,7 +73,7 @@ def orbit(views: Sequence[View], points: np.ndarray, frames: int) -> np.ndarray:
     return np.stack(poses)
 
 
-def _meeting_point(places: np.ndarray, looks: np.ndarray, points: np.ndarray) -> np.ndarray:
+def meeting_point(places: np.ndarray, looks: np.ndarray, points: np.ndarray) -> np.ndarray:
     """The point nearest to all lines of sight; where these are parallel, the middle of the points."""
     projectors = np.eye(3) - looks[:, :, None] * looks[:, None, :]
     total = projectors.sum(0)

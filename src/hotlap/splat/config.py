@@ -168,6 +168,8 @@ class SplatTrainConfig:
     """The training stops if one densification would multiply the splats by more; 0 for never."""
     pictures: int = 8
     """Held-out pictures drawn beside the photographs at the end."""
+    view: int | None = dataclasses.field(default=None, metadata={"bare": 8080})
+    """Shows the training in the browser, at this port of this machine (8080 if none follows); none for not."""
 
     def presets(self) -> list[Layer]:
         """The preset's settings, just above the defaults."""
@@ -246,6 +248,18 @@ class SplatRenderConfig:
     """Behind all splats; auto is the training's."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplatViewConfig:
+    """Shows trained splats, or those of a training that still runs, in the browser."""
+
+    model: str = ""
+    """Folder of a training, or a file of splats."""
+    port: int = 8080
+    """Of this machine; nobody else can reach it."""
+    device: str = "auto"
+    """What draws: auto, cpu, cuda or cuda:1."""
 
 
 @dataclass(frozen=True, kw_only=True)

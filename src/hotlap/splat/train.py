@@ -27,16 +27,18 @@ from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.guard import Stopped
+from hotlap.splat.live import live_view
 from hotlap.splat.outcome import close_training
 from hotlap.splat.stage import Stage, open_stage
 from hotlap.splat.strategy import Explosion
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
+from hotlap.splat.viewer import check_port
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 FREE = (
     "out", "resume", "device", "images_on", "graph", "eval_every", "max_test_views", "keep", "log_every", "pictures",
-    "abort_psnr_drop", "abort_growth", "checkpoint_every",
+    "abort_psnr_drop", "abort_growth", "checkpoint_every", "view",
 )  # fmt: skip
 """Settings that do not change what is trained, so that a resumed training may have others."""
 SAVE_EVERY_S = 120.0
@@ -75,6 +77,8 @@ def train_model(
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     _check_alone(config, place)
+    if config.view is not None:
+        check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
     _check_folder(config)
@@ -85,19 +89,33 @@ def train_model(
         keeper = Keeper(config, folder, trainer, emit, writes=leads)
         record = keeper.begin(sources or {})
         keeper.resume()
-        return Trained(record=_follow(keeper, record, stage, watch), folder=folder, trainer=trainer)
+        with live_view(config.view, trainer, emit) as show:
+            record = _follow(keeper, record, stage, _all_of(watch, show))
+        return Trained(record=record, folder=folder, trainer=trainer)
     finally:
         stage.close()
         if team is not None:
             team.leave()
 
 
+def _all_of(watch: Watch | None, show: Callable[[], None]) -> Watch:
+    """Tells the caller's listener and the page in the browser."""
+
+    def tell(step: int, trainer: Trainer) -> None:
+        show()
+        if watch is not None:
+            watch(step, trainer)
+
+    return tell
+
+
 def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
     """Refuses what only one process can do: each would refine the poses of its own cameras."""
-    for name in ("poses", "exposure"):
-        if place is not None and place.size > 1 and getattr(config, name):
+    for name in ("poses", "exposure", "view"):
+        wanted = getattr(config, name)
+        if place is not None and place.size > 1 and wanted:
             raise ConfigError(
-                f"{name} = True with {place.size} processes is not supported", remedy="Train in one process"
+                f"{name} = {wanted} with {place.size} processes is not supported", remedy="Train in one process"
             )
 
 

@@ -59,6 +59,10 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         """Spent in steps and densification, without judgements and checkpoints."""
+        self.between: Callable[[Trainer], float] | None = None
+        """Called after every step; gives the seconds it took, which are not the training's."""
+        self.figures: dict[str, float] = {}
+        """The newest PSNR, of a training picture and of those held out, for who watches."""
         self._ordered = self.state.count
         self._orders: dict[int, list[int]] = {}
 
@@ -70,6 +74,8 @@ class Trainer:
             changed = self._densify()
             if changed is not None and changed.reset:
                 self.guard.last_reset = self.step
+            if self.between is not None:
+                began += self.between(self)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += time.perf_counter() - began
@@ -133,14 +139,16 @@ class Trainer:
             self.emit(events.note(f"step {self.step}: some frames had too little room, and were recorded anew"))
         frame = self.train_step.frame_of(self.shown)
         values = {"loss": loss, "psnr": psnr(frame.image[0].clamp(0, 1), frame.target[0])}
+        self.figures["training PSNR"] = values["psnr"]
         if self.beside.color is not None:
             red, green, blue = self.beside.color[0].tolist()
             values |= {"background_r": red, "background_g": green, "background_b": blue}
         return values | {"splats": float(self.state.count), **health(self.state)}
 
-    def model(self) -> Model:
-        """The splats as they are now, to be drawn."""
-        self.state.flush()
+    def model(self, *, flush: bool = True) -> Model:
+        """The splats as they are now, to be drawn; without ``flush`` the training goes on as if nobody had looked."""
+        if flush:
+            self.state.flush()
         return Model(
             params={name: self.state.alive(name) for name in LEARNABLE},
             background=self.beside.color,
@@ -155,7 +163,9 @@ class Trainer:
         num = len(self.stage.test_cameras)
         which = range(num) if not most else sorted({round(n * (num - 1) / max(1, most - 1)) for n in range(most)})
         found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
-        return mean_scores([score for score, _, _ in found])
+        scores = mean_scores([score for score, _, _ in found])
+        self.figures["held-out PSNR"] = scores["psnr"]
+        return scores
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on."""
