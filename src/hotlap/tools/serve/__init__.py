@@ -1,0 +1,4 @@
+"""``serve``: models behind a bounded line that really batches; the web is another room's."""
+
+from hotlap.tools.serve.service import Service as Service
+from hotlap.tools.serve.service import ServiceSettings as ServiceSettings
