@@ -18,8 +18,11 @@ from starlette.responses import FileResponse
 import hotlap
 from hotlap.base.errors import HotlapError
 from hotlap.tools.serve import Service
+from hotlap.tools.serve.job_runner import JobRunner
+from hotlap.tools.serve.jobs import JobStore
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
+from hotlap.web.job_routes import job_routes
 from hotlap.web.pictures import picture_routes
 from hotlap.web.protocol import protocol_routes
 from hotlap.web.state import state_routes
@@ -37,15 +40,24 @@ class AppSettings:
     drain_s: float = 30.0
 
 
-def create_app(service: Service, settings: AppSettings, on_ready: Callable[[], None] = lambda: None) -> FastAPI:
-    """The application; it starts the service and drains it with its own life."""
+def create_app(
+    service: Service,
+    settings: AppSettings,
+    on_ready: Callable[[], None] = lambda: None,
+    store: JobStore | None = None,
+) -> FastAPI:
+    """The application; it starts the service and drains it with its own life. With a store it takes jobs, too."""
+    jobs = JobRunner(service, store) if store is not None else None
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         service.start()
-        told = asyncio.create_task(_tell_ready(service, on_ready))
+        beside = [asyncio.create_task(_tell_ready(service, on_ready))]
+        beside += [asyncio.create_task(jobs.run())] if jobs is not None else []
         yield
-        told.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         await asyncio.to_thread(service.drain, settings.drain_s)
 
     app = FastAPI(
@@ -59,6 +71,8 @@ def create_app(service: Service, settings: AppSettings, on_ready: Callable[[], N
     app.include_router(protocol_routes(service))
     app.include_router(picture_routes(service, settings.max_files))
     app.include_router(state_routes(service))
+    if store is not None and jobs is not None:
+        app.include_router(job_routes(service, store, jobs, settings.max_files))
     app.add_middleware(Guard, settings=settings.guard)
     if settings.guard.origins:
         app.add_middleware(

@@ -36,11 +36,13 @@ _QUERY = [
     for name, said in _OPTIONS.items()
 ]
 SEGMENT = {"requestBody": _form({"file": _FILE}, {"image/*": {"schema": _FILE}}), "parameters": _QUERY}
-BATCH = {"requestBody": _form({"files": {"type": "array", "items": _FILE}}, {})}
+MANY_FILES = {"requestBody": _form({"files": {"type": "array", "items": _FILE}}, {})}
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
+    """What a client may say about its pictures."""
+
     model: str
     threshold: float
     deadline_s: float | None
@@ -62,15 +64,14 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
             work = _answer(service, await upload.read(), upload.filename or "upload", options)
             return await while_connected(request, work)
 
-    @routes.post("/batch-segment", openapi_extra=BATCH, responses=FAULTS)
+    @routes.post("/batch-segment", openapi_extra=MANY_FILES, responses=FAULTS)
     async def batch_segment(request: Request) -> JSONResponse:
         """Many pictures at once; each has its own answer or error, and one bad file costs no other."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
         async with request.form(max_files=max_files, max_fields=16) as form:
-            uploads = _files(form, "files", max_files)
-            options = _options(service, _fields(form))
-            named = [(upload.filename or f"file {i}", await upload.read()) for i, upload in enumerate(uploads)]
+            options = read_options(service, form)
+            named = await read_files(form, "files", max_files)
             began = time.monotonic()
             work = asyncio.gather(*(_one_of_many(service, body, name, options) for name, body in named))
             results = await while_connected(request, _gathered(work))
@@ -83,7 +84,7 @@ async def _gathered(work: Any) -> list[dict[str, Any]]:
     return list(await work)
 
 
-async def _answer(service: Service, body: bytes, name: str, options: _Options) -> dict[str, Any]:
+async def _answer(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
     began = time.monotonic()
     given = {"threshold": options.threshold, "filename": name}
     answer = await service.answer(options.model, body, given, options.deadline_s)
@@ -95,7 +96,7 @@ async def _answer(service: Service, body: bytes, name: str, options: _Options) -
     }
 
 
-async def _one_of_many(service: Service, body: bytes, name: str, options: _Options) -> dict[str, Any]:
+async def _one_of_many(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
     try:
         return {"filename": name, "success": True, **await _answer(service, body, name, options)}
     except Exception as error:  # noqa: BLE001 - one file costs no other, whatever is wrong with it
@@ -118,6 +119,17 @@ def _fields(form: FormData) -> dict[str, str]:
     return {key: value for key, value in form.items() if isinstance(value, str)}
 
 
+def read_options(service: Service, form: FormData) -> Options:
+    """The options in a form's fields."""
+    return _options(service, _fields(form))
+
+
+async def read_files(form: FormData, field: str, most: int) -> list[tuple[str, bytes]]:
+    """The files of a form, by name."""
+    found = _files(form, field, most)
+    return [(upload.filename or f"file {i}", await upload.read()) for i, upload in enumerate(found)]
+
+
 def _files(form: FormData, field: str, most: int) -> list[UploadFile]:
     found = [value for value in form.getlist(field) if isinstance(value, UploadFile)]
     if not found:
@@ -127,7 +139,7 @@ def _files(form: FormData, field: str, most: int) -> list[UploadFile]:
     return found
 
 
-def _options(service: Service, given: Mapping[str, str]) -> _Options:
+def _options(service: Service, given: Mapping[str, str]) -> Options:
     model = given.get("model") or (service.models[0] if len(service.models) == 1 else "")
     if not model:
         raise UsageError("model is not named", expected=f"one of {', '.join(service.models)}")
@@ -135,7 +147,7 @@ def _options(service: Service, given: Mapping[str, str]) -> _Options:
     threshold = _number(given, "threshold", 0.5)
     if threshold is None or not 0 <= threshold <= 1:
         raise UsageError(f"threshold = {given.get('threshold')}", expected="0 to 1")
-    return _Options(model, threshold, _number(given, "deadline_s", None))
+    return Options(model, threshold, _number(given, "deadline_s", None))
 
 
 def _number(given: Mapping[str, str], name: str, default: float | None) -> float | None:

@@ -11,6 +11,7 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentUnusable
 from hotlap.base.events import Emit
 from hotlap.tools.serve import ServeConfig, Service, build_service
+from hotlap.tools.serve.jobs import JobStore
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
         else:
             server.should_exit = True
 
-    app = create_app(service, settings, on_ready)
+    store = JobStore(config.jobs)
+    app = create_app(service, settings, on_ready, store)
     server = Quiet(
         uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=int(config.drain_s) or 1, server_header=False
         )
     )
     emit(events.note(f"Listening on {address}; the models are being loaded."))
-    server.run(sockets=[door])
+    try:
+        server.run(sockets=[door])
+    finally:
+        store.close()
     return _summary(service)
 
 

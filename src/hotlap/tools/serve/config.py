@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import ConfigError
@@ -46,6 +47,8 @@ class ServeConfig:
     """The largest request."""
     max_files: int = 64
     """Files in one batch request."""
+    jobs: Path = Path("runs/serve/jobs.sqlite")
+    """File that keeps jobs and their results, so that they survive a restart."""
     threads: int = 4
     """Threads that decode pictures and finish answers."""
 
