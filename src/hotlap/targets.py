@@ -55,6 +55,9 @@ WORKLOADS = Registry(
     },
 )
 
+SERVABLES = Registry("servable", "hotlap.servables", {})
+"""Factories from a ModelSpec to a Servable, by target, for models that answer with more than their raw output."""
+
 
 @dataclass(frozen=True)
 class InputSpec:

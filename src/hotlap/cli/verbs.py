@@ -92,6 +92,14 @@ VERBS: dict[str, Verb] = {
         "hotlap.tools.export:ExportConfig",
         "target",
     ),
+    "serve": Verb(
+        "serves models over HTTP: real batches, a bounded queue, deadlines; drains when told to stop",
+        "hotlap serve unet --weights unet=CHECKPOINT --port 8000",
+        "hotlap.cli.serve:run_serve",
+        "hotlap.tools.serve:ServeConfig",
+        "models",
+        many=True,
+    ),
     "report": Verb(
         "tells the story of some records, then the evidence: HTML, PDF, LaTeX, a notebook, Markdown",
         "hotlap report before after --format html,pdf",
@@ -215,3 +223,6 @@ GROUPS: dict[str, str] = {
     "segment": "finds cells and other objects in pictures, each by itself: training, scores, prediction",
 }
 """The applications that bring verbs of their own, with one line about each; ``hotlap APPLICATION`` lists the verbs."""
+
+SERVER = "hotlap.web.server:serve"
+"""What ``hotlap serve`` calls."""

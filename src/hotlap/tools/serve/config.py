@@ -1,0 +1,72 @@
+"""What ``hotlap serve`` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotlap.base.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Serves models over HTTP: real batches, a bounded queue, deadlines, and a restart for a worker that dies."""
+
+    models: tuple[str, ...] = ()
+    """Targets to serve, as unet or my.py:factory; NAME=TARGET serves one under another name."""
+    weights: tuple[str, ...] = ()
+    """Trained weights, as NAME=FILE; a model without is served with fresh ones, good for load tests only."""
+    input: tuple[str, ...] = ()
+    """Shapes of a plain module's inputs, as 3x224x224."""
+    workload: dict[str, Any] = field(default_factory=dict)
+    """Options of the target's factory, with --set workload.width=16."""
+    device: tuple[str, ...] = ("auto",)
+    """Where: auto (every GPU, or the CPU), or a list such as cuda:0,cuda:1; one process each, holding all models."""
+    tuned: bool = True
+    """Whether the tuned profile of a model decides its batch, precision and compilation."""
+    batch: int | None = None
+    """Rows in a full batch, instead of the tuned or the workload's own."""
+    max_delay_ms: float = 5.0
+    """How long the first request of a batch waits for others."""
+    queue_rows: int = 256
+    """Rows of one model that may wait; more are refused with 429."""
+    deadline_s: float = 60.0
+    """How long a request may take when it names no deadline."""
+    drain_s: float = 30.0
+    """How long the service may take to answer what it has accepted, once told to stop."""
+    host: str = "127.0.0.1"
+    """Address to listen on; another than this machine's own needs a token."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    token: str = ""
+    """What clients must send as 'Authorization: Bearer TOKEN'; best given as HOTLAP_TOKEN."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may call, as https://lab.example."""
+    max_body_mb: float = 64.0
+    """The largest request."""
+    max_files: int = 64
+    """Files in one batch request."""
+    jobs: Path = Path("runs/serve/jobs.sqlite")
+    """File that keeps jobs and their results, so that they survive a restart."""
+    threads: int = 4
+    """Threads that decode pictures and finish answers."""
+
+    def __post_init__(self) -> None:
+        for name in ("queue_rows", "deadline_s", "max_body_mb", "max_files", "threads", "drain_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}", expected="more than 0")
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"batch = {self.batch}", expected="a whole number from 1")
+        if not 0 <= self.max_delay_ms <= 10_000:
+            raise ConfigError(f"max_delay_ms = {self.max_delay_ms:g}", expected="0 to 10000")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port = {self.port}", expected="0 to 65535")
+        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.token:
+            raise ConfigError(
+                f"host = {self.host!r} can be reached by others, and no token is set",
+                remedy="Set HOTLAP_TOKEN to a long random text, or listen on 127.0.0.1",
+            )
+        if "*" in self.cors and not self.token:
+            raise ConfigError("cors = '*' lets every page of every site call, and no token is set",
+                              remedy="List the origins, or set HOTLAP_TOKEN")  # fmt: skip

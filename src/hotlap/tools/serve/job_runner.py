@@ -1,0 +1,75 @@
+"""Runs the files of stored jobs beside the requests of clients, in the same batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from hotlap.base.errors import HotlapError, UsageError
+from hotlap.tools.serve.jobs import JobStore, Work
+from hotlap.tools.serve.refusal import NotReady, QueueFull, ShuttingDown
+from hotlap.tools.serve.service import Service
+
+log = logging.getLogger("hotlap.serve")
+
+
+class JobRunner:
+    """Takes what waits in a store through a service, a bounded number of files at a time."""
+
+    def __init__(self, service: Service, store: JobStore, *, look_s: float = 1.0) -> None:
+        """``look_s`` is how often the store is looked at when nobody calls :meth:`wake`."""
+        self._service, self._store, self._look_s = service, store, look_s
+        # Half of the line stays free for clients who wait at their screens.
+        self._at_once = max(1, service.settings.queue_rows // 2)
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Says that something was added."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Works until it is cancelled; files that are not done by then wait for the next start."""
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                self._woken.clear()
+                room = self._at_once - len(running)
+                ready = self._service.is_ready and room
+                taken = await asyncio.to_thread(self._store.take, room) if ready else []
+                for work in taken:
+                    task = asyncio.create_task(self._run_one(work))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                    task.add_done_callback(lambda _: self._woken.set())
+                if not taken:
+                    await self._wait()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.wait_for(self._woken.wait(), self._look_s)
+        except TimeoutError:
+            return
+
+    async def _run_one(self, work: Work) -> None:
+        try:
+            options: dict[str, Any] = {**work.options, "filename": work.name}
+            answer = await self._service.answer(work.model, work.body, options)
+        except (QueueFull, ShuttingDown, NotReady) as error:
+            await asyncio.sleep(error.retry_after_s)
+            self._store.put_back(work)
+        except asyncio.CancelledError:
+            self._store.put_back(work)
+            raise
+        except HotlapError as error:
+            again = not isinstance(error, UsageError)
+            await asyncio.to_thread(self._store.fail, work, error.paragraph(), again=again)
+        except Exception as error:  # one file must not stop the others; the log has the rest
+            log.error("a file of job %s failed in a way that was not foreseen", work.job, exc_info=error)
+            await asyncio.to_thread(self._store.fail, work, "The service failed; its log says how.", again=False)
+        else:
+            await asyncio.to_thread(self._store.finish, work, answer)

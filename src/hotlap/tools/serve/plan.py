@@ -1,0 +1,113 @@
+"""From the settings to a service: which models, on which devices, with which profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hotlap.base import events
+from hotlap.base.errors import ConfigError, UsageError, did_you_mean
+from hotlap.base.events import Emit
+from hotlap.measure.fingerprint import Question, stored_profile
+from hotlap.measure.servable import ModelSpec, Servable
+from hotlap.records.tuned import ProfileStore
+from hotlap.targets import SERVABLES
+from hotlap.tools.serve.config import ServeConfig
+from hotlap.tools.serve.runner import ChildRunner
+from hotlap.tools.serve.service import Service, ServiceSettings
+
+
+def make_servable(spec: ModelSpec) -> Servable:
+    """The servable behind a model: one registered for its target, or its workload as it is."""
+    if spec.target in SERVABLES:
+        made: Servable = SERVABLES.get(spec.target)(spec)
+        return made
+    from hotlap.measure.served_workload import WorkloadServable
+
+    return WorkloadServable(spec)
+
+
+def plan_devices(wanted: Sequence[str]) -> list[str]:
+    """The devices that are meant, each there: ``auto`` is every GPU, or the CPU."""
+    import torch
+
+    from hotlap.device.probe import get_device
+
+    if list(wanted) == ["auto"]:
+        return [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else ["cpu"]
+    found = [str(get_device(name)) for name in wanted]
+    if len(set(found)) < len(found) or not found:
+        raise ConfigError(f"device = {','.join(wanted)!r}", expected="auto, or different devices")
+    return found
+
+
+def plan_models(config: ServeConfig, device: str, emit: Emit, store: ProfileStore | None = None) -> list[ModelSpec]:
+    """The models with the batch and arm of their tuned profiles; what was found, stale or missing is said."""
+    named = dict(_name_and_target(text) for text in config.models)
+    if not config.models:
+        raise UsageError("no model to serve was named", remedy="Name one, as in 'hotlap serve unet'")
+    if len(named) < len(config.models):
+        raise UsageError(f"models = {','.join(config.models)!r} names one twice", remedy="Use NAME=TARGET")
+    weights = _weights(config.weights, named)
+    return [_plan(config, name, target, weights.get(name, ""), device, emit, store) for name, target in named.items()]
+
+
+def _name_and_target(text: str) -> tuple[str, str]:
+    name, equals, target = text.partition("=")
+    target = target if equals else text
+    name = name if equals else target.rpartition(":")[2]
+    if not name or not target or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise UsageError(
+            f"model {text!r} has no usable name", expected="TARGET, or NAME=TARGET with letters and digits"
+        )
+    return name, target
+
+
+def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals and len(named) == 1:
+            name, file = next(iter(named)), text
+        if name not in named:
+            raise UsageError(f"weights {text!r} are for no model that is served", remedy=did_you_mean(name, named))
+        if not Path(file).is_file():
+            raise UsageError(f"weights = {file!r} of model {name!r} do not exist", expected="a file")
+        found[name] = file
+    return found
+
+
+def _plan(
+    config: ServeConfig, name: str, target: str, weights: str, device: str, emit: Emit, store: ProfileStore | None
+) -> ModelSpec:
+    if not weights and target not in SERVABLES:
+        emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
+    arm, rows = "", config.batch or 0
+    if config.tuned:
+        question = Question(
+            target=target, mode="infer", options=config.workload, inputs=list(config.input), device=device
+        )
+        profile, lines = stored_profile(question, emit, store)
+        if profile is not None:
+            arm, rows = profile.arm, config.batch or profile.batch
+        elif not lines:
+            emit(
+                events.note(f"Model {name!r} was never tuned here. 'hotlap tune {target} --for infer' finds its batch.")
+            )
+    return ModelSpec(
+        name=name, target=target, options=config.workload, inputs=config.input, weights=weights, arm=arm, rows=rows
+    )  # fmt: skip
+
+
+def build_service(config: ServeConfig, emit: Emit, store: ProfileStore | None = None) -> Service:
+    """The service that the settings describe, not started yet: one process a device, each with every model."""
+    devices = plan_devices(config.device)
+    specs = plan_models(config, devices[0], emit, store)
+    settings = ServiceSettings(
+        max_delay_s=config.max_delay_ms / 1000,
+        queue_rows=config.queue_rows,
+        deadline_s=config.deadline_s,
+        pool_threads=config.threads,
+    )
+    runners = [ChildRunner(device, specs, make_servable) for device in devices]
+    return Service({spec.name: make_servable(spec) for spec in specs}, runners, settings)

@@ -1,0 +1,265 @@
+"""The service without a web: bytes or tensors come in, wait, go through a model in batches, and are answered.
+
+The door is asyncio. Decoding and finishing run in threads of a pool, models wherever their runner puts them, so the
+loop only ever passes things on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hotlap.base.errors import HotlapError, ShapeError, UnknownName, UsageError, did_you_mean
+from hotlap.measure.servable import Decoded, Servable, Signature
+from hotlap.tools.serve.counters import Counters, Labels
+from hotlap.tools.serve.line import Clock, Line, LineSettings, Ticket
+from hotlap.tools.serve.refusal import DeadlineExceeded, NotReady, QueueFull, ShuttingDown
+from hotlap.tools.serve.runner import Runner
+from hotlap.tools.serve.worker import DeviceWorker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """How requests wait and for how long."""
+
+    max_delay_s: float = 0.005
+    """How long the first request of a batch waits for others."""
+    queue_rows: int = 256
+    """Rows of one model that may wait; more are refused."""
+    deadline_s: float = 60.0
+    """For a request that names none."""
+    pool_threads: int = 4
+    """Threads that decode and finish."""
+
+
+@dataclass
+class _Model:
+    servable: Servable
+    inside: int = 0
+    """Requests between the door and their answer."""
+
+
+class Service:
+    """Models behind a bounded line; started once, drained once."""
+
+    def __init__(
+        self,
+        servables: Mapping[str, Servable],
+        runners: Sequence[Runner],
+        settings: ServiceSettings | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Every runner holds all the models, on a device of its own."""
+        self.settings = settings or ServiceSettings()
+        self.counters, self.line, self._clock = Counters(), Line(), clock
+        self._models = {name: _Model(servable) for name, servable in servables.items()}
+        self.workers = [
+            DeviceWorker(runner, self.line, self.counters, clock=clock, sleep=sleep, on_change=self._workers_changed)
+            for runner in runners
+        ]
+        self._pool = ThreadPoolExecutor(self.settings.pool_threads, thread_name_prefix="hotlap-door")
+        self._changed = threading.Condition()
+        self.draining = False
+
+    def start(self) -> None:
+        """Begins to load the models; :meth:`why_not_ready` tells how far it is."""
+        for worker in self.workers:
+            worker.start()
+
+    def _workers_changed(self) -> None:
+        for worker in self.workers:
+            for name, signature in worker.signatures.items():
+                rows = min(w.signatures[name].rows for w in self.workers if name in w.signatures)
+                self.line.open(name, self._line_settings(signature, rows))
+        if all(worker.failed for worker in self.workers):
+            for ticket in self.line.empty():
+                if ticket.future.running() or ticket.future.set_running_or_notify_cancel():
+                    ticket.future.set_exception(NotReady(ticket.model, self.workers[0].state))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _line_settings(self, signature: Signature, rows: int) -> LineSettings:
+        queue_rows = max(self.settings.queue_rows, signature.rows)
+        return LineSettings(batch_rows=rows, max_delay_s=self.settings.max_delay_s, queue_rows=queue_rows)
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Whether a worker became ready in time; False also when all have failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_ready or all(w.failed for w in self.workers), timeout_s)
+        return self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.draining and any(worker.state == "ready" for worker in self.workers)
+
+    @property
+    def models(self) -> list[str]:
+        return list(self._models)
+
+    def servable(self, model: str) -> Servable:
+        """The servable of that name; an unknown name is an error that lists the known ones."""
+        if model not in self._models:
+            raise UnknownName(f"unknown model {model!r}", remedy=did_you_mean(model, self._models))
+        return self._models[model].servable
+
+    def signature(self, model: str) -> Signature:
+        """What a model takes and gives; an error while no worker has loaded it."""
+        self.servable(model)
+        for worker in self.workers:
+            if model in worker.signatures:
+                return worker.signatures[model]
+        raise NotReady(model, ", ".join(f"{worker.device} is {worker.state}" for worker in self.workers))
+
+    async def answer(
+        self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """The finished answer to a client's bytes."""
+        options = options or {}
+        servable, signature = self.servable(model), self.signature(model)
+        async with self._request(model, deadline_s) as deadline:
+            decoded: Decoded = await self._aside(servable.decode, body, options, signature)
+            out = await self._through(model, decoded.rows, deadline)
+            return await self._aside(servable.finish, out, decoded.facts, options)
+
+    async def infer(self, model: str, rows: tuple[Tensor, ...], deadline_s: float | None = None) -> tuple[Tensor, ...]:
+        """The model's raw outputs for tensors whose first dimension counts rows."""
+        check_rows(model, rows, self.signature(model))
+        async with self._request(model, deadline_s) as deadline:
+            return await self._through(model, rows, deadline)
+
+    async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    @contextlib.asynccontextmanager
+    async def _request(self, model: str, deadline_s: float | None) -> AsyncIterator[float]:
+        """Counts a request in and out; gives its deadline. A flood is refused here, before anything is decoded."""
+        allowed_s = self.settings.deadline_s if deadline_s is None else deadline_s
+        if not 0 < allowed_s <= 86400:
+            raise UsageError(f"deadline = {allowed_s:g} s", expected="more than 0 and at most 86400 seconds")
+        if self.draining:
+            raise ShuttingDown
+        entry, began, ended = self._models[model], self._clock(), "error"
+        limit = 2 * self.line.settings(model).queue_rows
+        entry.inside += 1
+        try:
+            if entry.inside > limit:
+                raise QueueFull(model, self.line.depth(model), limit, self.line.retry_after_s(model))
+            async with asyncio.timeout(allowed_s):
+                yield began + allowed_s
+            ended = "ok"
+        except (TimeoutError, DeadlineExceeded):
+            ended = "expired"
+            self.counters.count("expired_total", model=model)
+            raise DeadlineExceeded(model, self._clock() - began) from None
+        except QueueFull:
+            ended = "shed"
+            self.counters.count("shed_total", model=model)
+            raise
+        except asyncio.CancelledError:
+            ended = "cancelled"
+            raise
+        except HotlapError as error:
+            ended = "refused" if isinstance(error, UsageError) else "error"
+            raise
+        finally:
+            entry.inside -= 1
+            self.counters.count("requests_total", model=model, ended=ended)
+            self.counters.observe("request_seconds", self._clock() - began, model=model)
+
+    async def _through(self, model: str, rows: tuple[Tensor, ...], deadline: float) -> tuple[Tensor, ...]:
+        """The outputs of a request's rows, in batches no larger than the model's."""
+        import torch
+
+        if not any(not worker.failed for worker in self.workers):
+            raise NotReady(model, self.workers[0].state)
+        step, now = self.line.settings(model).batch_rows, self._clock()
+        parts = [tuple(t[i : i + step] for t in rows) for i in range(0, rows[0].shape[0], step)]
+        tickets = [Ticket(model, part, deadline, now) for part in parts]
+        self.line.join(tickets)
+        try:
+            outputs = await asyncio.gather(*(asyncio.wrap_future(ticket.future) for ticket in tickets))
+        finally:
+            for ticket in tickets:
+                ticket.future.cancel()  # what has not reached a model never will
+        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+
+    def drain(self, timeout_s: float = 30.0) -> bool:
+        """Takes no more requests, answers those accepted, ends the workers; whether all of that was done in time."""
+        self.draining = True
+        until = time.monotonic() + timeout_s
+        while any(model.inside for model in self._models.values()) and time.monotonic() < until:
+            time.sleep(0.01)
+        self.line.close()
+        ended = [worker.join(max(0.0, until - time.monotonic())) for worker in self.workers]
+        self._pool.shutdown(wait=False)
+        return all(ended)
+
+    def status(self) -> dict[str, Any]:
+        """How things stand, as JSON."""
+        return {
+            "ready": self.is_ready,
+            "draining": self.draining,
+            "workers": [{"device": w.device, "state": w.state} for w in self.workers],
+            "models": {name: self._model_status(name) for name in self._models},
+        }
+
+    def _model_status(self, name: str) -> dict[str, Any]:
+        loaded = [worker.signatures[name] for worker in self.workers if name in worker.signatures]
+        value, mean = self.counters.value, self.counters.mean
+        return {
+            "ready": bool(loaded) and self.is_ready,
+            "arm": loaded[0].arm if loaded else None,
+            "batch_rows": loaded[0].rows if loaded else None,
+            "queued_rows": self.line.depth(name),
+            "requests": value("requests_total", model=name),
+            "shed": value("shed_total", model=name),
+            "oom_splits": value("oom_splits_total", model=name),
+            "mean_batch_rows": mean("batch_rows", model=name),
+            "mean_queue_s": mean("queue_seconds", model=name),
+            "mean_request_s": mean("request_seconds", model=name),
+        }
+
+    def gauges(self) -> list[tuple[str, str, Labels, float]]:
+        """What is true now, for the metrics page."""
+        depth = [("queue_rows", "Rows that wait", (("model", n),), float(self.line.depth(n))) for n in self._models]
+        inside = [
+            ("requests_inside", "Requests being served", (("model", name),), float(model.inside))
+            for name, model in self._models.items()
+        ]
+        ready = [
+            ("worker_ready", "1 where a device is ready", (("device", w.device),), float(w.state == "ready"))
+            for w in self.workers
+        ]
+        return [*depth, *inside, *ready]
+
+
+def check_rows(model: str, rows: tuple[Tensor, ...], signature: Signature) -> None:
+    """Refuses tensors that the model does not take, by name."""
+    if len(rows) != len(signature.inputs):
+        wanted = ", ".join(spec.name for spec in signature.inputs)
+        raise ShapeError(f"model {model!r} got {len(rows)} inputs", expected=f"{len(signature.inputs)}: {wanted}")
+    for spec, tensor in zip(signature.inputs, rows, strict=True):
+        fits = tensor.ndim == len(spec.shape) + 1 and all(
+            want in (-1, got) for want, got in zip(spec.shape, tensor.shape[1:], strict=True)
+        )
+        if not fits or tensor.shape[0] < 1 or math.prod(tensor.shape) == 0:
+            want_text = ", ".join(["rows", *(str(size) for size in spec.shape)])
+            raise ShapeError(f"input {spec.name!r} of model {model!r} has shape {list(tensor.shape)}",
+                             expected=f"[{want_text}] with one row or more")  # fmt: skip
+        if str(tensor.dtype).removeprefix("torch.") != spec.dtype:
+            raise ShapeError(f"input {spec.name!r} of model {model!r} is {tensor.dtype}", expected=spec.dtype)
+    counts = {int(tensor.shape[0]) for tensor in rows}
+    if len(counts) > 1:
+        raise ShapeError(f"the inputs of model {model!r} have {sorted(counts)} rows", expected="the same for all")

@@ -1,0 +1,1 @@
+"""The service over HTTP; the only room that knows a web framework."""

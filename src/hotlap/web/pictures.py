@@ -1,0 +1,159 @@
+"""Pictures in, answers out: one at a time or many, as form data or as the body itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.datastructures import FormData, UploadFile
+
+from hotlap.base.errors import DataError, UsageError
+from hotlap.tools.serve import Service
+from hotlap.web.faults import explain
+from hotlap.web.leaving import while_connected
+from hotlap.web.protocol import FAULTS
+
+_OPTIONS: dict[str, Any] = {
+    "model": {"type": "string", "description": "A served model; may be left out where there is one only."},
+    "threshold": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
+    "deadline_s": {"type": "number", "description": "Seconds after which the answer is not wanted any more."},
+}
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _form(files: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "required": list(files), "properties": {**files, **_OPTIONS}}
+    return {"required": True, "content": {"multipart/form-data": {"schema": schema}, **others}}
+
+
+_QUERY = [
+    {"name": name, "in": "query", "required": False, "schema": {"type": said["type"]}}
+    for name, said in _OPTIONS.items()
+]
+SEGMENT = {"requestBody": _form({"file": _FILE}, {"image/*": {"schema": _FILE}}), "parameters": _QUERY}
+MANY_FILES = {"requestBody": _form({"files": {"type": "array", "items": _FILE}}, {})}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a client may say about its pictures."""
+
+    model: str
+    threshold: float
+    deadline_s: float | None
+
+
+def picture_routes(service: Service, max_files: int) -> APIRouter:
+    """The routes of one service."""
+    routes = APIRouter(prefix="/api/v1", tags=["pictures"])
+
+    @routes.post("/segment", openapi_extra=SEGMENT, responses=FAULTS)
+    async def segment(request: Request) -> dict[str, Any]:
+        """One picture through a model: as the field 'file' of a form, or as the body with options in the query."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            options = _options(service, request.query_params)
+            return await while_connected(request, _answer(service, await request.body(), "upload", options))
+        async with request.form(max_files=1, max_fields=16) as form:
+            (upload,) = _files(form, "file", 1)
+            options = _options(service, {**request.query_params, **_fields(form)})
+            work = _answer(service, await upload.read(), upload.filename or "upload", options)
+            return await while_connected(request, work)
+
+    @routes.post("/batch-segment", openapi_extra=MANY_FILES, responses=FAULTS)
+    async def batch_segment(request: Request) -> JSONResponse:
+        """Many pictures at once; each has its own answer or error, and one bad file costs no other."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
+        async with request.form(max_files=max_files, max_fields=16) as form:
+            options = read_options(service, form)
+            named = await read_files(form, "files", max_files)
+            began = time.monotonic()
+            work = asyncio.gather(*(_one_of_many(service, body, name, options) for name, body in named))
+            results = await while_connected(request, _gathered(work))
+        return _summed_up(results, time.monotonic() - began)
+
+    return routes
+
+
+async def _gathered(work: Any) -> list[dict[str, Any]]:
+    return list(await work)
+
+
+async def _answer(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
+    began = time.monotonic()
+    given = {"threshold": options.threshold, "filename": name}
+    answer = await service.answer(options.model, body, given, options.deadline_s)
+    return {
+        "model_used": options.model,
+        "threshold_used": options.threshold,
+        **answer,
+        "processing_time": time.monotonic() - began,
+    }
+
+
+async def _one_of_many(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
+    try:
+        return {"filename": name, "success": True, **await _answer(service, body, name, options)}
+    except Exception as error:  # noqa: BLE001 - one file costs no other, whatever is wrong with it
+        status, text, _, headers = explain(error)
+        after = {"retry_after_s": int(headers["Retry-After"])} if status == 429 else {}
+        return {"filename": name, "success": False, "status": status, "error": text, **after}
+
+
+def _summed_up(results: list[dict[str, Any]], seconds: float) -> JSONResponse:
+    good = sum(result["success"] for result in results)
+    body = {"results": results, "total": len(results), "succeeded": good, "failed": len(results) - good,
+            "processing_time": seconds}  # fmt: skip
+    shed = [result["retry_after_s"] for result in results if "retry_after_s" in result]
+    if len(shed) == len(results):
+        return JSONResponse(body, 429, headers={"Retry-After": str(int(max(shed)))})
+    return JSONResponse(body)
+
+
+def _fields(form: FormData) -> dict[str, str]:
+    return {key: value for key, value in form.items() if isinstance(value, str)}
+
+
+def read_options(service: Service, form: FormData) -> Options:
+    """The options in a form's fields."""
+    return _options(service, _fields(form))
+
+
+async def read_files(form: FormData, field: str, most: int) -> list[tuple[str, bytes]]:
+    """The files of a form, by name."""
+    found = _files(form, field, most)
+    return [(upload.filename or f"file {i}", await upload.read()) for i, upload in enumerate(found)]
+
+
+def _files(form: FormData, field: str, most: int) -> list[UploadFile]:
+    found = [value for value in form.getlist(field) if isinstance(value, UploadFile)]
+    if not found:
+        raise DataError(f"the form has no file {field!r}", expected=f"a field {field!r} with a file in it")
+    if len(found) > most:
+        raise UsageError(f"{field} holds {len(found)} files", expected=f"at most {most}")
+    return found
+
+
+def _options(service: Service, given: Mapping[str, str]) -> Options:
+    model = given.get("model") or (service.models[0] if len(service.models) == 1 else "")
+    if not model:
+        raise UsageError("model is not named", expected=f"one of {', '.join(service.models)}")
+    service.servable(model)
+    threshold = _number(given, "threshold", 0.5)
+    if threshold is None or not 0 <= threshold <= 1:
+        raise UsageError(f"threshold = {given.get('threshold')}", expected="0 to 1")
+    return Options(model, threshold, _number(given, "deadline_s", None))
+
+
+def _number(given: Mapping[str, str], name: str, default: float | None) -> float | None:
+    if name not in given or given[name] == "":
+        return default
+    try:
+        return float(given[name])
+    except ValueError:
+        raise UsageError(f"{name} = {given[name]!r}", expected="a number") from None

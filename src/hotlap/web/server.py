@@ -1,0 +1,120 @@
+"""``hotlap serve``: from settings to a listening process, and to an orderly end."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from hotlap.base import events
+from hotlap.base.errors import EXIT_ENVIRONMENT, EXIT_OK, EnvironmentUnusable
+from hotlap.base.events import Emit
+from hotlap.tools.serve import ServeConfig, Service, build_service
+from hotlap.tools.serve.jobs import JobStore
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a service did until it was told to stop."""
+
+    requests: int
+    shed: int
+    worker_deaths: int
+    failed: str = ""
+    """Why no device could serve; '' where one did."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_ENVIRONMENT if self.failed else EXIT_OK
+
+    def lines(self) -> list[str]:
+        said = f"Served {self.requests} requests; {self.shed} shed, {self.worker_deaths} restarts of a worker."
+        return [said, *([f"No device could serve: {self.failed}"] if self.failed else [])]
+
+
+def serve(config: ServeConfig, emit: Emit) -> Served:
+    """Serves until SIGTERM or Ctrl-C; what was accepted by then is answered first."""
+    _require_web()
+    import uvicorn
+
+    from hotlap.web.app import AppSettings, create_app
+    from hotlap.web.guard import LOOPBACK, GuardSettings
+
+    class Quiet(uvicorn.Server):
+        """A server that ends when it is told to, without passing the signal on."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+    door = _listen(config.host, config.port)
+    service = build_service(config, emit)
+    guard = GuardSettings(
+        token=config.token,
+        origins=config.cors,
+        only_loopback=config.host in LOOPBACK,
+        max_body_bytes=int(config.max_body_mb * 2**20),
+    )
+    settings = AppSettings(guard=guard, max_files=config.max_files, drain_s=config.drain_s)
+    address = f"http://{config.host}:{door.getsockname()[1]}"
+
+    def on_ready() -> None:
+        if service.is_ready:
+            emit(events.note(f"Ready: {', '.join(_said(service, name) for name in service.models)}."))
+        else:
+            server.should_exit = True
+
+    store = JobStore(config.jobs)
+    app = create_app(service, settings, on_ready, store)
+    server = Quiet(
+        uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=int(config.drain_s) or 1, server_header=False
+        )
+    )
+    emit(events.note(f"Listening on {address}; the models are being loaded."))
+    try:
+        server.run(sockets=[door])
+    finally:
+        store.close()
+    return _summary(service)
+
+
+def _said(service: Service, name: str) -> str:
+    signature = service.signature(name)
+    return f"{name} ({signature.arm}, batches of {signature.rows} rows)"
+
+
+def _summary(service: Service) -> Served:
+    count = service.counters.value
+    failed = [worker.state.partition(": ")[2] for worker in service.workers if worker.failed]
+    return Served(
+        int(count("requests_total")),
+        int(count("shed_total")),
+        int(count("worker_deaths_total")),
+        failed[0] if len(failed) == len(service.workers) else "",
+    )
+
+
+def _require_web() -> Any:
+    try:
+        import fastapi
+        import python_multipart
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise EnvironmentUnusable(
+            f"serving over HTTP needs {error.name}, which is not installed", remedy="pip install 'hotlap[serve]'"
+        ) from error
+    return fastapi, uvicorn, python_multipart
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket; bound before anything is loaded, so that a taken port is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise EnvironmentUnusable(
+            f"cannot listen on host = {host!r}, port = {port}: {error.strerror or error}",
+            remedy="Choose another with --port, or 0 for any that is free",
+        ) from error

@@ -1,0 +1,95 @@
+"""``hotlap serve`` as a user starts and stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+MODEL = """
+from torch import nn
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+"""
+QUESTION = {"inputs": [{"name": "input", "shape": [2, 8], "datatype": "FP32", "data": [0.5] * 16}]}
+
+
+def run_cli(arguments, capsys):
+    from hotlap.cli.main import run
+
+    code = run(arguments)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_a_dry_run_shows_the_settings_and_serves_nothing(capsys):
+    code, out, _ = run_cli(["serve", "unet", "a=b.py:c", "--batch", "3", "--dry-run", "--json"], capsys)
+    config = json.loads(out)["config"]
+    assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b.py:c"], 3, "127.0.0.1")
+
+
+def test_without_a_token_only_this_machine_may_be_served(capsys):
+    code, _, err = run_cli(["serve", "unet", "--host", "0.0.0.0"], capsys)
+    assert code == 2 and "host = '0.0.0.0' can be reached by others" in " ".join(err.split())
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
+    pytest.importorskip("fastapi")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run_cli(["serve", "unet", "--port", str(port)], capsys)
+    assert code == 4 and f"port = {port}" in " ".join(err.split())
+
+
+def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    code, _, err = run_cli(["serve", "unet"], capsys)
+    assert code == 4 and "pip install 'hotlap[serve]'" in " ".join(err.split())
+
+
+@pytest.mark.timeout(240)
+def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_took(tmp_path):
+    pytest.importorskip("fastapi")
+    (tmp_path / "own.py").write_text(MODEL)
+    command = [sys.executable, "-m", "hotlap", "serve", "own.py:mlp", "--input", "8", "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(
+        [*command, "--max-delay-ms", "1500"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        heard = ""
+        for line in process.stderr:
+            heard += line
+            if "Ready:" in heard:
+                break
+        address = re.search(r"http://127\.0\.0\.1:\d+", heard)
+        assert address and "mlp (cpu, batches of 16 rows)" in " ".join(heard.split()), heard
+        answers = []
+
+        def ask():
+            url = f"{address[0]}/v2/models/mlp/infer"
+            with urllib.request.urlopen(urllib.request.Request(url, json.dumps(QUESTION).encode())) as answer:
+                answers.append(json.load(answer)["outputs"][0]["shape"])
+
+        ask()
+        waiting = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        while 'requests_inside{model="mlp"} 3' not in urllib.request.urlopen(f"{address[0]}/metrics").read().decode():
+            assert len(answers) < 4, "all were answered before the signal"
+        os.kill(process.pid, signal.SIGTERM)
+        for thread in waiting:
+            thread.join(60)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (answers, process.returncode) == ([[2, 3]] * 4, 0), (out, err)
+    assert "Served 4 requests; 0 shed, 0 restarts" in out

@@ -1,0 +1,86 @@
+"""A real worker process: it answers, it is killed, and what was accepted is answered all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import torch
+from serve_fakes import FakeServable
+
+from hotlap.base.errors import TargetError, WorkerDied
+from hotlap.measure.servable import ModelSpec
+from hotlap.tools.serve import Service, ServiceSettings
+from hotlap.tools.serve.plan import make_servable
+from hotlap.tools.serve.runner import ChildRunner
+
+MODEL = """
+from torch import nn
+
+class Doubler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(nn.init.ones_(__import__("torch").empty(1)))
+
+    def forward(self, x):
+        if float(x.min()) < -100:
+            raise ValueError("a row below -100")
+        return x * 2 * self.one
+
+def doubler():
+    return Doubler()
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    (tmp_path / "doubler.py").write_text(MODEL)
+    return ModelSpec(name="double", target=f"{tmp_path / 'doubler.py'}:doubler", inputs=("2",), rows=4)
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_worker_loses_nothing(spec):
+    runner = ChildRunner("cpu", [spec], make_servable)
+    service = Service({"double": FakeServable()}, [runner], ServiceSettings(max_delay_s=0.001))
+    service.start()
+    assert service.wait_until_ready(200), service.status()
+    assert [taken.name for taken in service.signature("double").inputs] == ["x"]
+
+    async def clients():
+        first = await service.answer("double", b"1 2 3")
+        with pytest.raises(Exception, match="raised ValueError: a row below -100"):
+            await service.answer("double", b"-101")
+        os.kill(runner.pid, signal.SIGKILL)
+        return first, await asyncio.gather(*(service.answer("double", str(i).encode()) for i in range(6)))
+
+    first, rest = asyncio.run(clients())
+    assert first["values"] == [2, 4, 6]
+    assert [answer["values"] for answer in rest] == [[2 * i] for i in range(6)]
+    assert service.counters.value("worker_deaths_total", device="cpu") == 1
+    child = runner.pid
+    assert service.drain(20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_worker_that_hangs_or_cannot_load_is_told(tmp_path, spec):
+    runner = ChildRunner("cpu", [spec], make_servable, run_s=1e-6)
+    try:
+        runner.start()
+        with pytest.raises(
+            WorkerDied, match=r"device 'cpu' ended by signal SIGKILL while running 'double', which took"
+        ):
+            runner.run("double", (torch.ones(1, 2),))
+    finally:
+        runner.stop()
+    bad = ModelSpec(name="double", target=f"{tmp_path / 'doubler.py'}:doubler", inputs=())
+    broken = ChildRunner("cpu", [bad], make_servable)
+    try:
+        with pytest.raises(TargetError, match="whose input is not known"):
+            broken.start()
+    finally:
+        broken.stop()

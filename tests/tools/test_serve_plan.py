@@ -1,0 +1,106 @@
+"""From settings to models: names, weights, devices, and the tuned profile, said aloud."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hotlap.base.errors import ConfigError, UsageError
+from hotlap.base.events import ignore
+from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.tools.serve import ServeConfig
+from hotlap.tools.serve.plan import plan_devices, plan_models
+
+TINY = {"width": 2, "size": 32}
+
+
+@pytest.fixture
+def stored(jobs_in_process, tmp_path):
+    """A profile of the tiny U-Net, as if it had been tuned here."""
+    from hotlap.measure.fingerprint import Question, ask_key
+
+    key = ask_key(Question(target="unet", mode="infer", options=TINY, inputs=[], device="cpu"))
+    profile = TunedProfile(
+        key=key, arm="cpu:channels_last", batch=6, objective="throughput", samples_per_s=1.0, samples_ms=[[1.0]],
+        p50_ms=1.0, p95_ms=None, peak_bytes=None, gate_error=0.1, tail_batch=1, max_batch=8,
+        searched_from="2026-01-01T00:00:00", measured_at="2026-01-02T00:00:00", record="none",
+    )  # fmt: skip
+    store = ProfileStore(tmp_path / "tuned")
+    return store, profile
+
+
+def planned(store, **settings):
+    told = []
+    config = ServeConfig(models=("unet",), workload=TINY, **settings)
+    (spec,) = plan_models(config, "cpu", lambda event: told.append(event.text), store)
+    return spec, "\n".join(told)
+
+
+def test_the_tuned_batch_and_arm_are_served_and_said(stored):
+    store, profile = stored
+    store.save(profile)
+    spec, told = planned(store)
+    assert (spec.arm, spec.rows) == ("cpu:channels_last", 6)
+    assert "cpu:channels_last at batch 6, measured 2026-01-02" in told
+    assert planned(store, batch=2)[0].rows == 2
+    assert planned(store, tuned=False)[0].arm == ""
+
+
+def test_a_stale_profile_is_not_used_and_says_why(stored):
+    store, profile = stored
+    store.save(dataclasses.replace(profile, key=dataclasses.replace(profile.key, torch="1.0")))
+    spec, told = planned(store)
+    assert (spec.arm, spec.rows) == ("", 0)
+    assert "is stale and not used: torch was 1.0" in told
+
+
+def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
+    _, told = planned(ProfileStore(tmp_path))
+    assert "'unet' has no weights" in told and "'unet' was never tuned here" in told
+
+
+def test_models_have_names_of_their_own():
+    config = ServeConfig(models=("small=unet", "b.py:make"), tuned=False)
+    assert [(s.name, s.target) for s in plan_models(config, "cpu", ignore)] == [
+        ("small", "unet"),
+        ("make", "b.py:make"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"models": ()}, "no model to serve"),
+        ({"models": ("unet", "unet")}, "'unet,unet' names one twice"),
+        ({"models": ("a b=unet",)}, "model 'a b=unet' has no usable name"),
+        ({"models": ("unet",), "weights": ("unte=x",)}, r"weights 'unte=x' .*'unet'"),
+        ({"models": ("unet",), "weights": ("unet=gone.pt",)}, "weights = 'gone.pt' of model 'unet' do not exist"),
+    ],
+)
+def test_what_cannot_be_served_is_named(settings, words):
+    with pytest.raises(UsageError, match=words):
+        plan_models(ServeConfig(tuned=False, **settings), "cpu", ignore)
+
+
+def test_devices_are_there_and_different():
+    assert plan_devices(["cpu"]) == ["cpu"]
+    with pytest.raises(ConfigError, match="device = 'cpu,cpu'"):
+        plan_devices(["cpu", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"queue_rows": 0}, "queue_rows = 0"),
+        ({"deadline_s": -1.0}, r"deadline_s = -1\.0"),
+        ({"batch": 0}, "batch = 0"),
+        ({"max_delay_ms": 1e9}, r"max_delay_ms = 1e\+09"),
+        ({"port": 70000}, "port = 70000"),
+        ({"host": "0.0.0.0"}, r"host = '0\.0\.0\.0' can be reached by others, and no token"),
+        ({"cors": ("*",)}, "cors = .* no token"),
+    ],
+)
+def test_settings_that_make_no_sense_or_are_not_safe_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        ServeConfig(models=("unet",), **settings)

@@ -1,0 +1,120 @@
+"""Who may call, and what happens to clients that send too much, hang, or leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi")
+from web_fakes import bright_service, client_of, picture
+
+SEGMENT = "/api/v1/segment"
+
+
+def test_a_token_is_asked_for_everywhere_but_where_health_is_asked():
+    _, service = bright_service()
+    with client_of(service, token="s3cret") as client:
+        assert client.get("/v2/health/ready").status_code == 200
+        assert client.get("/").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+            answer = client.get("/api/v1/status", headers=headers)
+            assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/openapi.json").status_code == 401
+        assert client.get("/api/v1/status", headers={"Authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_pages_of_other_sites_may_not_call_unless_they_are_listed():
+    _, service = bright_service()
+    with client_of(service, origins=("https://lab.example",)) as client:
+        refused = client.post(SEGMENT, content=picture(), headers={"Origin": "https://evil.example"})
+        assert (refused.status_code, "'https://evil.example'" in refused.json()["error"]) == (403, True)
+        allowed = client.post(SEGMENT, content=picture(), headers={"Origin": "https://lab.example"})
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://lab.example"
+        assert client.post(SEGMENT, content=picture(), headers={"Origin": "http://127.0.0.1"}).status_code == 200
+
+
+def test_a_name_that_was_bent_to_this_machine_is_refused():
+    _, service = bright_service()
+    with client_of(service, base_url="http://evil.example") as client:
+        answer = client.get("/api/v1/status")
+        assert (answer.status_code, "'evil.example'" in answer.json()["error"]) == (403, True)
+
+
+def test_a_body_without_a_length_stops_at_the_limit():
+    _, service = bright_service()
+    with client_of(service, max_body_bytes=1000) as client:
+        answer = client.post(SEGMENT, content=(b"x" * 100 for _ in range(100)))
+        assert (answer.status_code, answer.json()["kind"]) == (413, "TooLarge")
+
+
+def test_the_page_is_served_and_nothing_beside_it():
+    _, service = bright_service()
+    with client_of(service) as client:
+        assert "<title>Hotlap</title>" in client.get("/").text
+        assert client.get("/static/index.html").status_code == 200
+        assert client.get("/static/../app.py").status_code == 404
+        assert client.get("/static/%2e%2e/app.py").status_code == 404
+        missing = client.get("/nowhere")
+        assert (missing.status_code, set(missing.json())) == (404, {"error", "kind"})
+
+
+@contextlib.contextmanager
+def listening(service, **guard):
+    """The service behind a real socket."""
+    import uvicorn
+
+    from hotlap.web.app import AppSettings, create_app
+    from hotlap.web.guard import GuardSettings
+
+    app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
+    door = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    thread.start()
+    try:
+        assert service.wait_until_ready(10)
+        yield door.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def head(length):
+    lines = [f"POST {SEGMENT} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: image/png", f"Content-Length: {length}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_a_client_that_hangs_in_the_middle_of_its_body_is_let_go(no_hang):
+    _, service = bright_service()
+    with listening(service, idle_s=0.2) as address, socket.create_connection(address, timeout=20) as client:
+        client.sendall(head(1000) + b"some of it")
+        answer = client.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert "0.2 s" in json.loads(answer.partition(b"\r\n\r\n")[2] or client.recv(65536))["error"]
+    assert service.counters.value("requests_total") == 0
+
+
+def test_a_client_that_leaves_takes_its_work_along(no_hang):
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    body = picture()
+    with listening(service) as address, socket.create_connection(address, timeout=20) as busy:
+        busy.sendall(head(len(body)) + body)
+        assert runner.entered.wait(10)
+        with socket.create_connection(address, timeout=20) as leaving:
+            leaving.sendall(head(len(body)) + body)
+            while not service.line.depth("bright"):
+                time.sleep(0.001)
+        while service.line.depth("bright"):
+            time.sleep(0.001)
+        runner.gate.set()
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200")
+    assert runner.seen_rows == 1
+    assert service.counters.value("requests_total", ended="cancelled") == 1

@@ -1,0 +1,82 @@
+"""Jobs over HTTP: begun, watched, finished, and finished by the next service when the first one ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi")
+from web_fakes import bright_service, client_of, picture
+
+from hotlap.tools.serve.jobs import JobStore
+
+JOBS = "/api/v1/jobs"
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    opened = []
+
+    def make():
+        opened.append(JobStore(tmp_path / "jobs.sqlite"))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def begin(client, *bodies):
+    files = [("files", (f"{i}.png", body)) for i, body in enumerate(bodies)]
+    return client.post(JOBS, files=files, data={"model": "bright"})
+
+
+def test_a_job_is_taken_watched_and_its_results_are_kept(open_store, no_hang):
+    _, service = bright_service(max_delay_s=0.0)
+    with client_of(service, store=open_store()) as client:
+        began = begin(client, picture(), b"no picture", picture((0, 0, 0)))
+        assert (began.status_code, began.json()["total"]) == (202, 3), began.text
+        job = began.json()["id"]
+        lines = client.get(f"{JOBS}/{job}/events").text.splitlines()
+        last = json.loads([line for line in lines if line.startswith("data: ")][-1][6:])
+        assert (last["state"], last["done"], last["failed"]) == ("done", 2, 1)
+        first, bad, dark = client.get(f"{JOBS}/{job}/results").json()["results"]
+        assert first["answer"]["classes"][0]["class"] == 1 and dark["answer"]["classes"][0]["class"] == 0
+        assert "'1.png' cannot be read" in bad["error"]
+        assert [known["id"] for known in client.get(JOBS).json()["jobs"]] == [job]
+        assert client.post(f"{JOBS}/{job}/retry").json()["failed"] == 0
+        assert client.delete(f"{JOBS}/{job}").status_code == 204
+        assert client.get(f"{JOBS}/{job}").status_code == 404
+
+
+def test_what_one_service_did_not_finish_the_next_one_does(open_store, no_hang):
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with client_of(service, store=open_store()) as client:
+        job = begin(client, picture(), picture()).json()["id"]
+        assert runner.entered.wait(20)
+        threading.Timer(0.3, runner.gate.set).start()
+    _, second = bright_service(max_delay_s=0.0)
+    with client_of(second, store=open_store()) as client:
+        while client.get(f"{JOBS}/{job}").json()["state"] != "done":
+            time.sleep(0.01)
+        assert client.get(f"{JOBS}/{job}").json()["done"] == 2
+
+
+def test_a_job_can_be_cancelled_and_bad_ones_are_refused(open_store, no_hang):
+    runner, service = bright_service(max_delay_s=0.0, queue_rows=4)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with client_of(service, store=open_store()) as client:
+        job = begin(client, *[picture()] * 6).json()["id"]
+        assert runner.entered.wait(20)
+        assert client.post(f"{JOBS}/{job}/cancel").status_code == 200
+        runner.gate.set()
+        while (status := client.get(f"{JOBS}/{job}").json())["state"] == "running":
+            time.sleep(0.01)
+        assert status["state"] == "cancelled" and status["done"] < 6
+        assert client.post(JOBS, content=b"1").status_code == 422
+        assert client.post(JOBS, files={"other": b"1"}).status_code == 422
+        assert client.get(f"{JOBS}/nothing/events").status_code == 404
