@@ -5,7 +5,7 @@
 Each network first learns drawn cells for some hundred steps, so that its masks mean something, or takes the weights of
 a training (--weights). Every form passes a gate first, or gets no figure: its foreground masks against those of eager
 float32 on the same card and the same images, every pixel counted, IoU at least 0.995. Before and after each form the
-base is timed again, and the ratio is to the median of both, so that a drifting clock falls on both. Forms that no longer
+base is timed again, and the ratio is to the median of both, so that drift falls on both. Forms that no longer
 fit the minutes are named. The last lines of a network say whether it gains from batches: the best images a second over
 those of the same form at batch 1.
 """
