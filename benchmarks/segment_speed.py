@@ -3,12 +3,11 @@
     PYTHONPATH=src python benchmarks/segment_speed.py --models hrnet --minutes 9 --out segment_speed.json
 
 Each network first learns drawn cells for some hundred steps, so that its masks mean something, or takes the weights of
-a
-training (--weights). Every form passes a gate first, or gets no figure: its foreground masks against those of eager
+a training (--weights). Every form passes a gate first, or gets no figure: its foreground masks against those of eager
 float32 on the same card and the same images, every pixel counted, IoU at least 0.995. Before and after each form the
-base is timed again, and the ratio is
-to the mean of the two, so that a drifting clock falls on both. Forms that no longer fit the minutes are named. The
-last line of a network says whether it gains from batches: the best images a second over those of the same form at 1.
+base is timed again, and the ratio is to the median of both, so that drift falls on both. Forms that no longer
+fit the minutes are named. The last lines of a network say whether it gains from batches: the best images a second over
+those of the same form at batch 1.
 """
 
 from __future__ import annotations
