@@ -48,22 +48,21 @@ def jpegs(count: int, size: int) -> list[bytes]:
     return found
 
 
-def make_loaded(given: argparse.Namespace) -> tuple[Any, Any]:
-    """The servable and its model on the device, as a service's worker loads them."""
+def model_spec(given: argparse.Namespace) -> Any:
     from hotlap.measure.servable import ModelSpec
-    from hotlap.measure.served_workload import WorkloadServable
 
     options = json.loads(given.options)
-    spec = ModelSpec(name="model", target=given.target, options=options, arm=given.arm, rows=given.rows)
-    servable = WorkloadServable(spec)
-    return servable, servable.load(given.device)
+    return ModelSpec(name="model", target=given.target, options=options, arm=given.arm, rows=given.rows)
 
 
 def time_alone(given: argparse.Namespace, pictures: list[bytes]) -> dict[str, Any]:
     """Images a second of full batches that lie in host memory, through the model and back; and one right answer."""
     import torch
 
-    servable, loaded = make_loaded(given)
+    from hotlap.measure.served_workload import WorkloadServable
+
+    servable = WorkloadServable(model_spec(given))
+    loaded = servable.load(given.device)
     decoded = servable.decode(pictures[0], {}, loaded.signature)
     batch = (decoded.rows[0].repeat(given.rows, 1, 1, 1),)
     answer = servable.finish(tuple(t[:1] for t in loaded.run(batch)), decoded.facts, {})
@@ -131,37 +130,6 @@ def lit_serve(given: argparse.Namespace) -> Iterator[tuple[int, str]]:
     command = [sys.executable, "-m", "benchmarks.serve_http", "--as-litserve", str(given.port), *arguments]
     with process(command, ""):
         yield given.port, "/predict"
-
-
-def run_litserve(given: argparse.Namespace) -> None:
-    """The process of the other arm: LitServe with the very same decoding, model and finishing."""
-    import litserve as ls
-    import torch
-
-    class Api(ls.LitAPI):
-        def setup(self, device: Any) -> None:
-            self.servable, self.loaded = make_loaded(given)
-
-        def decode_request(self, request: Any) -> Any:
-            return self.servable.decode(request["picture"].file.read(), {}, self.loaded.signature)
-
-        def batch(self, inputs: list[Any]) -> Any:
-            return inputs, torch.cat([decoded.rows[0] for decoded in inputs])
-
-        def predict(self, x: Any) -> Any:
-            inputs, rows = x
-            (out,) = self.loaded.run((rows,))
-            return [(decoded, out[i : i + 1]) for i, decoded in enumerate(inputs)]
-
-        def unbatch(self, output: Any) -> Any:
-            return output
-
-        def encode_response(self, output: Any) -> Any:
-            decoded, out = output
-            return self.servable.finish((out,), decoded.facts, {})
-
-    server = ls.LitServer(Api(max_batch_size=given.rows, batch_timeout=0.005), accelerator="cpu", timeout=60)
-    server.run(port=given.as_litserve, generate_client_file=False, log_level="warning")
 
 
 class Client:
@@ -284,7 +252,9 @@ def main() -> None:
     parser.add_argument("--as-litserve", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.as_litserve:
-        run_litserve(given)
+        from benchmarks.serve_litserve import run_litserve
+
+        run_litserve(model_spec(given), given.device, given.rows, given.as_litserve)
         return
     found = measure(given)
     show(found)

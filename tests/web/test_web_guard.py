@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import threading
@@ -11,7 +10,7 @@ import time
 import pytest
 
 pytest.importorskip("fastapi")
-from web_fakes import bright_service, client_of, picture
+from web_fakes import bright_service, client_of, listening, picture
 
 SEGMENT = "/api/v1/segment"
 
@@ -63,27 +62,6 @@ def test_the_page_is_served_and_nothing_beside_it():
         assert client.get("/static/%2e%2e/app.py").status_code == 404
         missing = client.get("/nowhere")
         assert (missing.status_code, set(missing.json())) == (404, {"error", "kind"})
-
-
-@contextlib.contextmanager
-def listening(service, **guard):
-    """The service behind a real socket."""
-    import uvicorn
-
-    from hotlap.web.app import AppSettings, create_app
-    from hotlap.web.guard import GuardSettings
-
-    app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
-    door = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
-    thread.start()
-    try:
-        assert service.wait_until_ready(10)
-        yield door.getsockname()
-    finally:
-        server.should_exit = True
-        thread.join(20)
 
 
 def head(length):

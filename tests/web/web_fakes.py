@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
+import threading
 
 import torch
 
@@ -68,6 +70,27 @@ def client_of(service, **options):
     with TestClient(app, base_url=options.get("base_url", "http://127.0.0.1"), raise_server_exceptions=False) as client:
         assert service.wait_until_ready(10)
         yield client
+
+
+@contextlib.contextmanager
+def listening(service, store=None, **guard):
+    """The service behind a real socket."""
+    import uvicorn
+
+    from hotlap.web.app import AppSettings, create_app
+    from hotlap.web.guard import GuardSettings
+
+    app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0), store=store)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
+    door = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    thread.start()
+    try:
+        assert service.wait_until_ready(10)
+        yield door.getsockname()
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 def picture(colour=(255, 255, 255), size=(8, 4), kind="PNG", mode="RGB", **save):
