@@ -13,13 +13,13 @@ class PictureApi(ls.LitAPI):
 
     def __init__(self, spec: Any, device: str, **options: Any) -> None:
         super().__init__(**options)
-        self._spec, self._device = spec, device
+        self._model_spec, self._place = spec, device
 
     def setup(self, device: Any) -> None:
         from hotlap.measure.served_workload import WorkloadServable
 
-        self.servable = WorkloadServable(self._spec)
-        self.loaded = self.servable.load(self._device)
+        self.servable = WorkloadServable(self._model_spec)
+        self.loaded = self.servable.load(self._place)
 
     def decode_request(self, request: Any) -> Any:
         return self.servable.decode(request["picture"].file.read(), {}, self.loaded.signature)
