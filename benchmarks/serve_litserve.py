@@ -21,7 +21,7 @@ class PictureApi(ls.LitAPI):
         self.servable = WorkloadServable(self._model_spec)
         self.loaded = self.servable.load(self._place)
 
-    def decode_request(self, request: Any) -> Any:
+    def decode_request(self, request):  # LitServe reads an annotation here as the type of the body
         return self.servable.decode(request["picture"].file.read(), {}, self.loaded.signature)
 
     def batch(self, inputs: list[Any]) -> Any:
