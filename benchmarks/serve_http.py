@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a service's worker; for every arm, before torch is imported
 HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
 
 

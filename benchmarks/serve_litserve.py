@@ -13,15 +13,15 @@ class PictureApi(ls.LitAPI):
 
     def __init__(self, spec: Any, device: str, **options: Any) -> None:
         super().__init__(**options)
-        self._spec, self._device = spec, device
+        self._model_spec, self._place = spec, device
 
     def setup(self, device: Any) -> None:
         from hotlap.measure.served_workload import WorkloadServable
 
-        self.servable = WorkloadServable(self._spec)
-        self.loaded = self.servable.load(self._device)
+        self.servable = WorkloadServable(self._model_spec)
+        self.loaded = self.servable.load(self._place)
 
-    def decode_request(self, request: Any) -> Any:
+    def decode_request(self, request):  # LitServe reads an annotation here as the type of the body
         return self.servable.decode(request["picture"].file.read(), {}, self.loaded.signature)
 
     def batch(self, inputs: list[Any]) -> Any:
