@@ -1,7 +1,4 @@
-"""LitServe with the same decoding, model and finishing as ``hotlap serve``: the other arm of serve_http.
-
-Not working yet: LitServe 0.2.19 with FastAPI 0.162 answers its form with 422, so serve_http prints no rate for it.
-"""
+"""LitServe with the same decoding, model and finishing as ``hotlap serve``: the other arm of serve_http."""
 
 from __future__ import annotations
 
