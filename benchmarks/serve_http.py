@@ -82,7 +82,7 @@ def time_alone(given: argparse.Namespace, pictures: list[bytes]) -> dict[str, An
 def process(command: list[str], until: str) -> Iterator[str]:
     """A service in a process of its own, once it has said ``until``; gives all that it said by then."""
     with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up and stop the service
-        started = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+        started = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
         try:
             while until not in (heard := _read(log)):
                 if started.poll() is not None:
@@ -95,6 +95,8 @@ def process(command: list[str], until: str) -> Iterator[str]:
                 started.wait(60)
             except subprocess.TimeoutExpired:
                 started.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # LitServe leaves its own processes, which would keep the port
 
 
 def _read(log: IO[str]) -> str:

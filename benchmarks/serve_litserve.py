@@ -35,7 +35,7 @@ class PictureApi(ls.LitAPI):
     def unbatch(self, output: Any) -> Any:
         return output
 
-    def encode_response(self, output: Any) -> Any:
+    def encode_response(self, output):
         decoded, out = output
         return self.servable.finish((out,), decoded.facts, {})
 
