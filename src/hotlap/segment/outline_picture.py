@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.data.picture_file import require_pillow
+from hotlap.segment.overlay import edges
 
 TRUE_COLOUR, FOUND_COLOUR = (60, 220, 90), (255, 140, 0)
 GAP_PX = 4
@@ -29,13 +30,7 @@ def compared(picture: Array, truth: Array, found: Array) -> Any:  # [H, W, 3] ui
 def outlined(picture: Array, labels: Array, colour: tuple[int, int, int]) -> Array:  # -> [H, W, 3] uint8
     """The picture with every object's edge pixels coloured."""
     drawn = picture.copy()
-    edge = np.zeros(labels.shape, bool)
-    across, down = labels[:, 1:] != labels[:, :-1], labels[1:] != labels[:-1]
-    edge[:, 1:] |= across
-    edge[:, :-1] |= across
-    edge[1:] |= down
-    edge[:-1] |= down
-    drawn[edge & (labels > 0)] = colour
+    drawn[edges(labels)] = colour
     return drawn
 
 

@@ -16,16 +16,20 @@ _COLOURS = np.array(
 
 def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, W, 3] uint8, [H, W] -> as the picture
     """The picture with the border pixels of each object in a colour of its own, neighbours mostly in others."""
-    drawn = picture.copy()
+    drawn, edge = picture.copy(), edges(labels)
+    drawn[edge] = _COLOURS[labels[edge] % len(_COLOURS)]
+    return drawn
+
+
+def edges(labels: np.ndarray) -> np.ndarray:  # [H, W] -> [H, W] bool
+    """The pixels of objects that have another object or none beside, above or below them."""
     edge = np.zeros(labels.shape, bool)
     down, across = labels[1:] != labels[:-1], labels[:, 1:] != labels[:, :-1]
     edge[1:] |= down
     edge[:-1] |= down
     edge[:, 1:] |= across
     edge[:, :-1] |= across
-    edge &= labels > 0
-    drawn[edge] = _COLOURS[labels[edge] % len(_COLOURS)]
-    return drawn
+    return edge & (labels > 0)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:  # [H, W, 3] uint8
