@@ -70,7 +70,7 @@ def timed(arm: str, run: Callable[[], Any], *, graph: bool = False, per: int = 1
 
 
 def checked(cases: Iterator[tuple[str, float, Callable[[], Any]]]) -> Iterator[Finding]:
-    """For each case, named and with its tolerance, the largest relative error of what ``compare`` gives twice."""
+    """For each case, named and with its tolerance, the largest relative error between what ``compare`` gives."""
     from hotlap.kernels.agreement import relative_errors
 
     for case, tolerance, compare in cases:
@@ -161,7 +161,8 @@ def compare_cases(
     def compare(case: Any) -> Any:
         card = torch.device("cuda")
         want = outputs_and_grads(run(ref, case, card), in_float64(case.make(card)))
-        return outputs_and_grads(run(ours, case, card), case.make(card)), want
+        got = outputs_and_grads(run(ours, case, card), case.make(card))
+        return got, want, getattr(case, "typical", None)  # judged as the tests judge them
 
     for case in cases:
         yield case.id, case.tolerance, partial(compare, case)
