@@ -117,7 +117,9 @@ class _SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
         n, channels, height, width = x.shape
-        qkv = self.to_qkv(self.spread(x)).reshape(n, 3, HEADS, channels // HEADS, height * width)
-        q, k, v = qkv.transpose(3, 4).unbind(1)  # [n, heads, places, C / heads]
+        # Each place's channels side by side, whatever the layout: else SDPA falls back to storing every score.
+        places = self.spread(x).flatten(2).transpose(1, 2)  # [n, places, C]
+        qkv = F.linear(places, self.to_qkv.weight.flatten(1)).view(n, -1, 3, HEADS, channels // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [n, heads, places, C / heads]
         mixed = F.scaled_dot_product_attention(q, k, v)
         return self.project(mixed.transpose(2, 3).reshape(n, channels, height, width))
