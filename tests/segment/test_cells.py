@@ -184,3 +184,21 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample():
 
     with pytest.raises(BadSample, match="label of 'x' is 3x4"):
         CellImages(1, broken)[0]
+
+
+def test_pictures_are_read_once_and_before_workers_ask_for_them():
+    asked = []
+
+    def read(position):
+        asked.append(position)
+        if position == 1:
+            raise DataError("image 1 is cut off")
+        return square_cell(position)
+
+    images = CellImages(3, read)
+    images.preload(2)
+    assert sorted(asked) == [0, 1, 2]
+    assert images[0]["labels"].shape == images[2]["labels"].shape
+    assert sorted(asked) == [0, 1, 2]
+    with pytest.raises(BadSample, match="image 1 is cut off"):
+        images[1]

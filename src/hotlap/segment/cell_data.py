@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from hotlap.workload import BadSample
 
 ZOOM = math.log(1.4)
 """Crops show their cells up to 1.4 times larger or smaller."""
+PRELOADED_BYTES = 4 << 30
+"""Of pictures made ready before workers are started; what is beyond is read by each worker, when it is asked for."""
 
 Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Picture ``i`` [H, W, 3] and its label [H, W]."""
@@ -34,6 +38,19 @@ class CellImages(Dataset[dict[str, Tensor]]):
 
     def __len__(self) -> int:
         return self.num_images
+
+    def preload(self, threads: int) -> None:
+        """Makes pictures ready, so that workers forked later share them; a bad one is told of when it is asked for."""
+        num_bytes = 0
+
+        def ready(position: int) -> None:
+            nonlocal num_bytes
+            if num_bytes < PRELOADED_BYTES:
+                with contextlib.suppress(BadSample):
+                    num_bytes += sum(plane.nbytes for plane in self[position].values())
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(ready, range(self.num_images)))
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         if not 0 <= position < self.num_images:

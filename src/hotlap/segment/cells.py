@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from hotlap.data.counter_random import EVAL, TRAIN, draw_index, split_index
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.device.host import read_host
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS, recoloured, turned
 from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages
 from hotlap.segment.instance_metrics import score_image, summarise
@@ -82,6 +83,7 @@ class CellWorkload(Workload):
         self.summary = f"{config.model}{width}, {' and '.join(MAPS)} of {config.size}x{config.size} {source}"
         self._train: list[InstanceImage] = []
         self._held_out: list[InstanceImage] = []
+        self._ready: dict[int, CellImages] = {}
         if config.data:
             self._train, self._held_out = split_images(find_images(Path(config.data)))
 
@@ -162,11 +164,18 @@ class CellWorkload(Workload):
     def _images(self, which: int) -> CellImages:
         c = self.config
         if c.data:
-            found = self._train if which == TRAIN else self._held_out
-            return CellImages(len(found), partial(_read, found))
+            return self._read_images(which)
         count = c.train_images if which == TRAIN else c.eval_images
         index = split_index(which, torch.arange(count)).tolist()
         return CellImages(count, partial(_draw, index, c.size, c.seed))
+
+    def _read_images(self, which: int) -> CellImages:
+        """Pictures of files, each decoded once: before the loader's workers are forked, which then share them."""
+        if which not in self._ready:
+            found = self._train if which == TRAIN else self._held_out
+            self._ready[which] = CellImages(len(found), partial(_read, found))
+            self._ready[which].preload(read_host().usable_cores)
+        return self._ready[which]
 
 
 @lru_cache(maxsize=8)
