@@ -146,6 +146,15 @@ def test_info_knows_scenes_trainings_and_files(trained, scene_folder):
         info(SplatInfoConfig(what="/nowhere/at/all"))
 
 
+def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):
+    halves = info(SplatInfoConfig(what=str(scene_folder), factor=2))
+    assert info(SplatInfoConfig(what=str(scene_folder)))["sizes"] == ["48x32"] and halves["sizes"] == ["24x16"]
+    assert run(["splat", "info", str(scene_folder), "--images", "images_9"]) == 2
+    assert "images_9" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"images = 'images_2' with what = .*Expected the folder of a scene"):
+        info(SplatInfoConfig(what=str(trained), images="images_2"))
+
+
 def test_what_is_no_training_is_told(tmp_path, trained):
     with pytest.raises(ConfigError, match="run = 'nothing' is no folder"):
         evaluate(SplatEvalConfig(run="nothing"))

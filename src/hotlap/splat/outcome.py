@@ -18,7 +18,8 @@ from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal, read_journal
 from hotlap.splat.album import draw_curves, save_picture, side_by_side
 from hotlap.splat.cameras import Cameras
-from hotlap.splat.judge import Model, Score, judged, mean_scores, why_no_lpips
+from hotlap.splat.judge import Model, Score, judged, mean_scores
+from hotlap.splat.lpips import NET, why_no_lpips
 from hotlap.splat.pictures import Pictures
 from hotlap.splat.trainer import Trainer
 
@@ -41,10 +42,10 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
     }  # fmt: skip
     if stage.test_cameras is not None and stage.test_pictures is not None:
         scores = judge_all(
-            model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips=True, emit=emit
+            model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips="", emit=emit
         )
         outcome |= {"held_out": mean_scores(scores), "images": [vars(score) for score in scores]}
-        outcome["lpips"] = why_no_lpips() or "alex"
+        outcome["lpips"] = why_no_lpips() or NET
         _log_last(folder, trainer, outcome["held_out"])
     draw_curves(folder / CURVES, read_journal(folder))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)
@@ -62,7 +63,7 @@ def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
 
 
 def judge_all(
-    model: Model, cameras: Cameras, pictures: Pictures, folder: Path, most: int, *, lpips: bool, emit: Emit
+    model: Model, cameras: Cameras, pictures: Pictures, folder: Path, most: int, *, lpips: str | None, emit: Emit
 ) -> list[Score]:
     """The score of every view; of ``most`` of them a picture beside the photograph is kept."""
     scores: list[Score] = []
