@@ -44,6 +44,8 @@ def test_a_judgement_from_disk_is_that_of_the_training(trained):
     assert found["lpips"] != "" and (trained / "eval" / "results.json").is_file()
     both = picture(trained / "eval" / "pictures" / "view_000.png")
     assert both.shape == (32, 3 * 48 + 8, 3)
+    rows = 2 * round(32 * 1200 / (3 * 48 + 8)) + 4
+    assert picture(trained / "sheet.jpg").shape == picture(trained / "eval" / "sheet.jpg").shape == (rows, 1200, 3)
     seen = evaluate(SplatEvalConfig(run=str(trained), device="cpu", train_views=True, pictures=0, lpips=False))
     assert len(seen["images"]) == 14 and seen["lpips"] == "not asked for"
 
@@ -109,6 +111,19 @@ def test_a_video_has_all_frames(trained, tmp_path):
     assert render(config) == [out]
     frames, seconds = imageio.count_frames_and_secs(str(out))
     assert frames == 5 and seconds == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_gif_has_all_frames_and_repeats(trained, tmp_path):
+    from PIL import Image
+
+    out = tmp_path / "orbit.gif"
+    config = SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=str(out), fps=20, width=30, device="cpu")
+    assert render(config) == [out]
+    with Image.open(out) as film:
+        assert (film.n_frames, film.size, film.info["duration"], film.info["loop"]) == (3, (30, 20), 50, 0)
+        first = np.asarray(film.convert("RGB")).astype(float)
+    want = render(SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=str(tmp_path), width=30))
+    assert np.abs(first - picture(want[0])).mean() < 8
 
 
 def test_a_video_needs_its_extra(trained, tmp_path, monkeypatch):
