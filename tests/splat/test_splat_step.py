@@ -89,6 +89,17 @@ def test_a_step_at_half_the_size_has_the_camera_and_the_picture_of_that_size(tra
     assert torch.equal(shrunk(picture, 32, 48), picture)
 
 
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_smaller_pictures_are_the_same_each_time_they_are_asked_for(trainer, place):
+    made = trainer(strategy="none", images_on=place)
+    found = []
+    for number in (0, 1, 0):
+        frame = made.train_step.put((32, 48, 1), number, made.stage.pictures[number].image, None)
+        found.append(frame.target.clone())
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+    assert torch.equal(found[0][0], shrunk(made.stage.pictures[0].image, 16, 24))
+
+
 def test_masked_pixels_teach_nothing(trainer):
     def masks_of(stage):
         stage.pictures.has_masks = True

@@ -221,7 +221,9 @@ class SplatEvalConfig:
     pictures: int = 8
     """Pictures drawn beside the photographs."""
     lpips: bool = True
-    """LPIPS too, where the package lpips and its weights are installed."""
+    """LPIPS too, where the weights of its net are at hand."""
+    lpips_weights: str = ""
+    """File with AlexNet's weights, or a folder with those and LPIPS's own; empty to look where torch keeps them."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
 
@@ -235,7 +237,7 @@ class SplatRenderConfig:
     path: str = "views"
     """views: the held-out cameras (with a training's folder); orbit: around the scene; or a JSON file of cameras."""
     out: str = ""
-    """Folder for PNG files, or a name that ends in .mp4; empty for renders/ in the training's folder."""
+    """Folder for PNG files, or a name that ends in .mp4 or .gif; empty for renders/ in the training's folder."""
     frames: int = 120
     """Pictures of an orbit."""
     fps: int = 30
@@ -281,7 +283,11 @@ class SplatInfoConfig:
     """Says what a scene, a training or a file of splats holds."""
 
     what: str = ""
-    """Folder of a scene or a training, or a file of splats."""
+    """Folder of a scene or a training, or a file of splats; 'drawn' is the small scene that is drawn."""
+    images: str = "images"
+    """Folder of the pictures inside a scene's, as images_4."""
+    factor: int | None = None
+    """Takes images_<factor> of a scene if it is there; none for the folder as named."""
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SplatTrainConfig))

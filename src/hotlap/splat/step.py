@@ -82,10 +82,12 @@ class TrainStep:
         beside: Beside,
         *,
         with_masks: bool = False,
+        keep_small: bool = False,
         reduce: Callable[[Gradients, Tensor], None] | None = None,
     ) -> None:
         self.state, self.cameras, self.config, self.beside = state, cameras, config, beside
         self.with_masks, self.reduce = with_masks, reduce
+        self._small: dict[tuple[Key, int], tuple[Tensor, Tensor | None]] | None = {} if keep_small else None
         device = state.device
         self.numbers = torch.arange(len(cameras), device=device)
         self.frames: dict[Key, Frame] = {}
@@ -140,14 +142,23 @@ class TrainStep:
         frame = self.frame_of(key)
         frame.which.copy_(self.numbers[number : number + 1])
         if key[2]:
-            target = shrunk(target.to(frame.target.device), frame.height, frame.width)
-            mask = None if mask is None else shrunk(mask[..., None], frame.height, frame.width)[..., 0]
+            target, mask = self._shrunk(key, number, target.to(frame.target.device), mask)
         frame.target[0].copy_(target, non_blocking=True)
         if frame.mask is not None and mask is not None:
             frame.mask[0].copy_(mask, non_blocking=True)
         elif frame.mask is not None:
             frame.mask.fill_(1)
         return frame
+
+    def _shrunk(self, key: Key, number: int, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A picture and its mask at the size of the key; where pictures wait on the device, so do those."""
+        if self._small is not None and (key, number) in self._small:
+            return self._small[key, number]
+        size = halved(key)
+        small = shrunk(target, *size), None if mask is None else shrunk(mask[..., None], *size)[..., 0]
+        if self._small is not None:
+            self._small[key, number] = small
+        return small
 
     def run(self, frame: Frame, degree: int) -> None:
         """Makes the whole step for the picture in the frame."""

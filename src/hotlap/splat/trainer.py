@@ -49,7 +49,7 @@ class Trainer:
         self.beside = make_beside(config, stage, device)
         self.train_step = TrainStep(
             self.state, stage.cameras, config, stage.extent, self.beside,
-            with_masks=config.masks and stage.pictures.has_masks,
+            with_masks=config.masks and stage.pictures.has_masks, keep_small=stage.pictures.place == "device",
             reduce=self.team.reduce if self.team.size > 1 else None,
         )  # fmt: skip
         wants_graph = device.type == "cuda" if config.graph is None else config.graph
