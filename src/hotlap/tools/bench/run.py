@@ -215,7 +215,8 @@ class _Run:
                 return name
             gate = self.gates.pop(name, None)
             self.failures = [f for f in self.failures if f.arm != name]
-            self.notes.append(f"{name} was left out of the tuned CPU: " + (_what_is_wrong(gate) if gate else "it failed"))
+            why = _what_is_wrong(gate) if gate else "it failed"
+            self.notes.append(f"{name} was left out of the tuned CPU: {why}")
         raise EnvironmentUnusable(
             f"no CPU settings of {self.config.target!r} ran and passed the gate",
             remedy="Look at one with --arms cpu, or leave the CPU out with --arms cuda",
