@@ -48,6 +48,8 @@ class TrainConfig:
     """Images and convolutions in NHWC order."""
     kernels: bool = False
     """Layers by Hotlap's own kernels, where the model has them."""
+    padded: bool = False
+    """Convolutions of few channels computed with zeros added, up to a multiple of eight, as tensor cores want them."""
     graph: bool = False
     """Records the passes over micro-batches as CUDA graphs and replays them; says why, if the model cannot be."""
     fused: bool = False

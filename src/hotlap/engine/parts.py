@@ -21,6 +21,7 @@ from hotlap.engine.exact import ExactStep, Say
 from hotlap.engine.loader import LoaderSettings, TrainLoader
 from hotlap.engine.schedule import Schedule
 from hotlap.engine.team_step import TeamStep
+from hotlap.measure.padded import pad_channels
 from hotlap.measure.session import map_tensors, use_kernels
 from hotlap.workload import Batch, Workload
 
@@ -175,6 +176,8 @@ def build(
 def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: ProcessTeam | None) -> nn.Module:
     if config.kernels:
         use_kernels(model)
+    if config.padded:
+        pad_channels(model)
     if config.fsdp:
         from hotlap.engine.shard import shard_model
 
