@@ -212,3 +212,15 @@ def test_a_few_bright_pixels_on_black_are_seen():
     values = np.full((100, 100, 1), 10, np.uint8)
     values[50, 50:53] = 90
     assert sorted(np.unique(normalise(values))) == [0, 255]
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@pytest.mark.parametrize("side", [1, 2, 33, 900])
+def test_percentiles_are_those_of_numpy(kind, side):
+    pixels = np.random.default_rng(side).integers(0, 3 if side == 2 else 250, (side, side, 1)).astype(kind)
+    step = max(1, int(np.sqrt(pixels.size / 500_000)))
+    low, high = np.percentile(pixels[::step, ::step], (1.0, 99.8))
+    if high <= low:
+        low, high = pixels.min(), pixels.max()
+    want = np.clip((pixels - float(low)) * (255.0 / (high - low) if high > low else 0.0), 0, 255).astype(np.uint8)
+    np.testing.assert_array_equal(normalise(pixels)[..., :1], want)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from hotlap.base.errors import DataError
 from hotlap.data.micrograph import normalise
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
-from hotlap.segment.targets import label_maps
+from hotlap.segment.targets import MAPS, label_maps
 from hotlap.workload import BadSample
 
 ZOOM = math.log(1.4)
@@ -30,10 +30,10 @@ Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 class CellImages(Dataset[dict[str, Tensor]]):
-    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [2, H, W] as bytes, labels [H, W]."""
+    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [M, H, W] as bytes, labels [H, W]."""
 
-    def __init__(self, num_images: int, read: Read) -> None:
-        self.num_images, self._read = num_images, read
+    def __init__(self, num_images: int, read: Read, names: tuple[str, ...] = MAPS) -> None:
+        self.num_images, self._read, self.names = num_images, read, names
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class CellImages(Dataset[dict[str, Tensor]]):
                 image, labels = self._read(position)
             except DataError as error:
                 raise BadSample(str(position), error.what) from error
-            maps = np.round(255 * label_maps(labels)).astype(np.uint8)
+            maps = np.round(255 * label_maps(labels, self.names)).astype(np.uint8)
             self._kept[position] = {
                 "image": torch.from_numpy(normalise(image)).permute(2, 0, 1).contiguous(),
                 "maps": torch.from_numpy(maps),

@@ -8,9 +8,7 @@ import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.kernels.instances.op import grade, merge, regions, renumber, watershed
-
-FOREGROUND, CORE, BOUNDARY = "foreground", "core", "boundary"
-KNOWN_MAPS = (FOREGROUND, CORE, BOUNDARY)
+from hotlap.segment.heads import BOUNDARY, CORE, FOREGROUND, KNOWN_MAPS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.parts import pick_device
 from hotlap.measure.weights import load_weights, read_weights
 from hotlap.segment.app import WEIGHTS
-from hotlap.segment.nets import LEAST, NETS, SMP, build_net
+from hotlap.segment.heads import HEADS, MARK, marked_head, usual_head
+from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.targets import MAPS
 
@@ -73,13 +74,15 @@ def load_predictor(config: SegmentPredictConfig) -> Predictor:
         name, width, num_maps = named, config.width, _num_maps_given(weights)
     else:
         name, width, num_maps = recognise(weights, file, named)
-    if num_maps > len(MAPS):
-        raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=f"at most {len(MAPS)}: {MAPS}")
-    model = build_net(name, maps=num_maps, width=width)
+    head = marked_head(weights) or usual_head(num_maps)
+    if head is None or len(HEADS[head]) != num_maps:
+        expected = "; ".join(", ".join(names) for names in HEADS.values())
+        raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=expected)
+    model = build_head(name, head, width=width)
     load_weights(model, weights, file)
     return Predictor(
         model,
-        names=MAPS[:num_maps],
+        names=HEADS[head],
         device=pick_device(config.device),
         precision=config.precision,
         channels_last=config.channels_last,
@@ -121,7 +124,7 @@ def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = Non
     for name in [named] if named else NETS:
         least = LEAST[name]
         narrow = _shapes(name, 1, least)
-        if set(narrow) != set(weights):
+        if set(narrow) != {key for key in weights if not key.startswith(MARK)}:
             continue
         head = _first_other(narrow, _shapes(name, 2, least))
         wide = _shapes(name, 1, 2 * least)
