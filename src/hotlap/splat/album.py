@@ -21,7 +21,8 @@ SHEET_WIDTH = 1200
 """Pixels of a sheet of several pictures."""
 PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 420, 240, 56
 COLORS = {"train": (31, 119, 180), "eval": (214, 39, 40)}
-CURVES = ("loss", "psnr", "ssim", "splats")
+WORDS = {"train": "training", "eval": "held out"}
+CURVES = {"loss": "loss", "psnr": "PSNR, dB", "ssim": "SSIM", "splats": "splats"}
 
 
 def as_bytes(picture: Tensor) -> np.ndarray:  # [H, W, 3] -> [H, W, 3] uint8
@@ -91,7 +92,9 @@ def _draw_panel(draw: Any, corner: tuple[int, int], name: str, lines: dict[str, 
     left, top = corner[0] + MARGIN, corner[1] + 24
     right, bottom = corner[0] + PANEL_WIDTH - 12, corner[1] + PANEL_HEIGHT - 28
     draw.rectangle([left, top, right, bottom], outline=(200, 200, 200))
-    draw.text((left, corner[1] + 6), name, fill=(0, 0, 0))
+    draw.text((left, corner[1] + 6), CURVES[name], fill=(0, 0, 0))
+    for place, split in enumerate(lines):
+        draw.text((left + 100 + 80 * place, corner[1] + 6), WORDS[split], fill=COLORS[split])
     for share in (0.0, 0.5, 1.0):
         y = bottom + (top - bottom) * share
         value = y0 + (y1 - y0) * share

@@ -61,7 +61,7 @@ class SplatTrainConfig:
     """auto, cpu, cuda or cuda:1."""
     strategy: Literal["adc", "mcmc", "budget", "none"] = "adc"
     """How splats are added and removed: adc clones, splits and prunes by gradients; mcmc moves dead splats to living
-    ones and grows to max_splats; budget grows to max_splats by the splats' share of the error; none leaves them."""
+    ones and grows to max_splats; budget grows to max_splats along a curve, by densify_score; none leaves them."""
     learn: tuple[str, ...] = LEARNABLE
     """What changes: some of means, quats, scales, opacities, colors."""
     background: Literal["auto", "black", "white", "learn"] = "auto"
@@ -127,6 +127,9 @@ class SplatTrainConfig:
     densify_signal: Literal["screen", "abs", "world"] = "screen"
     """Which gradient: that of the centres on the screen, its absolute value summed over pixels (absgrad; thresholds of
     4e-4 to 8e-4 suit it), or that in the world."""
+    densify_score: Literal["gradient", "error"] = "gradient"
+    """What decides where budget grows: gradients and sizes on the screen, or how wrong some training pictures are where
+    a splat is seen."""
     split_scale: float = 0.01
     """Larger splats, in extents of the scene, are split, smaller ones cloned."""
     split_sigma: float = 0.0
@@ -193,6 +196,11 @@ class SplatTrainConfig:
             raise ConfigError(
                 f"adam = {self.adam!r} with strategy = 'mcmc' is not valid",
                 expected="dense: its weights of opacity and extent move all splats at every step",
+            )
+        if self.densify_score != "gradient" and self.strategy != "budget":
+            raise ConfigError(
+                f"densify_score = {self.densify_score!r} with strategy = {self.strategy!r} is not valid",
+                expected="strategy = 'budget'",
             )
 
     @property

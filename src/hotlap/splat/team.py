@@ -27,6 +27,9 @@ class Team(Protocol):
     def mean(self, value: float) -> float:
         """The mean over all processes."""
 
+    def add_up(self, values: Tensor) -> None:
+        """Numbers become their sum over all processes, in place, the same bits in each."""
+
 
 class Alone:
     """One process."""
@@ -41,6 +44,9 @@ class Alone:
 
     def mean(self, value: float) -> float:
         return value
+
+    def add_up(self, values: Tensor) -> None:
+        """Nothing: there is nobody else."""
 
 
 class Together:
@@ -68,6 +74,9 @@ class Together:
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return float(total) / self.size
+
+    def add_up(self, values: Tensor) -> None:
+        dist.all_reduce(values)
 
     def leave(self) -> None:
         """The last thing that is done together is over."""
