@@ -24,7 +24,7 @@ from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.network import load_net, recognise
-from hotlap.segment.objects import COLUMNS, as_row
+from hotlap.segment.objects import COLUMNS, ObjectMetrics, as_row
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS
 from hotlap.segment.tiles import TileConfig, TilePlan, cut_tiles, join_tiles
@@ -35,6 +35,7 @@ TILE = 1024
 OVERLAP = 128
 _MEASURED = slice(1, -1)
 """The columns between the label and the confidence, which objects have under names of their own."""
+_NAMES = COLUMNS[_MEASURED]
 
 
 class TileNet(nn.Module):
@@ -197,7 +198,6 @@ def find_objects(maps: np.ndarray, names: tuple[str, ...], options: Mapping[str,
 
 def objects_as_json(found: Segmented) -> list[dict[str, Any]]:
     """Each object with its outline in the picture's own pixels, whose first corner is not repeated, and its metrics."""
-    names = COLUMNS[_MEASURED]
     made = []
     for outline, measured in zip(found.outlines, found.objects, strict=True):
         (part,) = outline.parts  # split() gives connected objects only
@@ -207,7 +207,12 @@ def objects_as_json(found: Segmented) -> list[dict[str, Any]]:
                 "polygon": part.outer.astype(int).tolist(),
                 "holes": [hole.astype(int).tolist() for hole in part.holes],
                 "confidence": measured.confidence,
-                "metrics": dict(zip(names, as_row(measured)[_MEASURED], strict=True)),
+                "metrics": metrics_as_json(measured),
             }
         )
     return made
+
+
+def metrics_as_json(measured: ObjectMetrics) -> dict[str, int | float | str]:
+    """The metrics by the names that tables have for them, without the label and the confidence."""
+    return dict(zip(_NAMES, as_row(measured)[_MEASURED], strict=True))

@@ -49,6 +49,8 @@ class ServeConfig:
     """Files in one batch request."""
     jobs: Path = Path("runs/serve/jobs.sqlite")
     """File that keeps jobs and their results, so that they survive a restart."""
+    runs: Path = Path("runs")
+    """Folder whose runs and reports the page shows."""
     threads: int = 4
     """Threads that decode pictures and finish answers, where no processes do."""
     desks: int | None = None
