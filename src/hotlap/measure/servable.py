@@ -72,6 +72,15 @@ class Decoded:
     """What finishing needs to know, such as the size of the picture."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileAnswer:
+    """An answer that is a file, such as a picture or a mesh."""
+
+    name: str
+    content: bytes
+    media_type: str
+
+
 class Loaded(Protocol):
     """A model on its device."""
 
@@ -106,8 +115,8 @@ class Servable(Protocol):
         """A client's bytes as rows; called in a thread beside the door, and raises DataError for a bad client."""
         ...
 
-    def finish(self, out: Rows, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer, as JSON: ``model``, ``file`` and what was found; called in a thread beside the door."""
+    def finish(self, out: Rows, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any] | FileAnswer:
+        """The answer: ``model``, ``file`` and what was found, or a file; called in a thread beside the door."""
         ...
 
 

@@ -27,6 +27,7 @@ from hotlap.web.job_routes import job_routes
 from hotlap.web.pictures import picture_routes
 from hotlap.web.protocol import protocol_routes
 from hotlap.web.runs import run_routes
+from hotlap.web.scenes import scene_routes
 from hotlap.web.state import state_routes
 
 STATIC = Path(__file__).parent / "static"
@@ -75,6 +76,7 @@ def create_app(
     app.include_router(protocol_routes(service))
     app.include_router(picture_routes(service, settings.max_files))
     app.include_router(state_routes(service))
+    app.include_router(scene_routes(service))
     app.include_router(editing_routes())
     app.include_router(run_routes(settings.runs))
     if store is not None and jobs is not None:

@@ -65,7 +65,7 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
             return _json(await while_connected(request, _answer(service, await request.body(), "upload", options)))
         async with request.form(max_files=1, max_fields=16) as form:
             (upload,) = _files(form, "file", 1)
-            options = _options(service, {**request.query_params, **_fields(form)})
+            options = _options(service, {**request.query_params, **read_fields(form)})
             work = _answer(service, await upload.read(), upload.filename or "upload", options)
             return _json(await while_connected(request, work))
 
@@ -133,13 +133,14 @@ def _summed_up(results: list[_One], seconds: float) -> Response:
     return _json(body)
 
 
-def _fields(form: FormData) -> dict[str, str]:
+def read_fields(form: FormData) -> dict[str, str]:
+    """The fields of a form that are text."""
     return {key: value for key, value in form.items() if isinstance(value, str)}
 
 
 def read_options(service: Service, form: FormData) -> Options:
     """The options in a form's fields."""
-    return _options(service, _fields(form))
+    return _options(service, read_fields(form))
 
 
 async def read_files(form: FormData, field: str, most: int) -> list[tuple[str, bytes]]:
@@ -162,20 +163,20 @@ def _options(service: Service, given: Mapping[str, str]) -> Options:
     if not model:
         raise UsageError("model is not named", expected=f"one of {', '.join(service.models)}")
     service.servable(model)
-    return Options(model, _given(service, model, given), _number(given, "deadline_s", None))
+    return Options(model, _given(service, model, given), read_number(given, "deadline_s", None))
 
 
 def _given(service: Service, model: str, given: Mapping[str, str]) -> dict[str, Any]:
-    threshold = _number(given, "threshold", getattr(service.servable(model), "threshold", 0.5))
+    threshold = read_number(given, "threshold", getattr(service.servable(model), "threshold", 0.5))
     if threshold is None or not 0 <= threshold <= 1:
         raise UsageError(f"threshold = {given.get('threshold')}", expected="0 to 1")
     said: dict[str, Any] = {"threshold": threshold}
-    scale = _number(given, "um_per_px", None)
+    scale = read_number(given, "um_per_px", None)
     if scale is not None:
         if not 0 < scale < math.inf:
             raise UsageError(f"um_per_px = {given['um_per_px']}", expected="a number above 0")
         said["um_per_px"] = scale
-    chosen = _number(given, "class", None)
+    chosen = read_number(given, "class", None)
     if chosen is not None:
         if not 0 <= chosen < 2**31 or chosen != int(chosen):
             raise UsageError(f"class = {given['class']}", expected="a whole number from 0")
@@ -183,7 +184,8 @@ def _given(service: Service, model: str, given: Mapping[str, str]) -> dict[str, 
     return said
 
 
-def _number(given: Mapping[str, str], name: str, default: float | None) -> float | None:
+def read_number(given: Mapping[str, str], name: str, default: float | None) -> float | None:
+    """A number that a client gives as text."""
     if name not in given or given[name] == "":
         return default
     try:

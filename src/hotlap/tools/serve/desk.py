@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from hotlap.base.errors import WorkerDied
 from hotlap.measure.process import freeze_error, revive_error
-from hotlap.measure.servable import Decoded, ModelSpec, Rows, Servable, Signature
+from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.runner import MakeServable, told_error
 
 ATTEMPTS = 2
@@ -36,8 +36,8 @@ class Desk(Protocol):
 
     def decode(self, model: str, body: bytes, options: Options, signature: Signature) -> Decoded: ...
 
-    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes:
-        """The answer as JSON text."""
+    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes | FileAnswer:
+        """The answer as JSON text, or as a file."""
         ...
 
     def stop(self) -> None: ...
@@ -56,8 +56,10 @@ class LocalDesk:
     def decode(self, model: str, body: bytes, options: Options, signature: Signature) -> Decoded:
         return self._servables[model].decode(body, options, signature)
 
-    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes:
+    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes | FileAnswer:
         answer = self._servables[model].finish(out, facts, options)
+        if isinstance(answer, FileAnswer):
+            return answer
         return json.dumps(answer, separators=(",", ":")).encode()
 
     def stop(self) -> None:
@@ -89,9 +91,9 @@ class ProcessDesks:
         decoded: Decoded = self._ask("decode", model, body, dict(options), signature)
         return decoded
 
-    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes:
-        text: bytes = self._ask("finish", model, out, dict(facts), dict(options))
-        return text
+    def finish(self, model: str, out: Rows, facts: Mapping[str, Any], options: Options) -> bytes | FileAnswer:
+        answer: bytes | FileAnswer = self._ask("finish", model, out, dict(facts), dict(options))
+        return answer
 
     def _ask(self, *question: Any) -> Any:
         desk = self._free.get()

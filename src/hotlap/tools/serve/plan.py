@@ -75,7 +75,7 @@ def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
             name, file = next(iter(named)), text
         if name not in named:
             raise UsageError(f"weights {text!r} are for no model that is served", remedy=did_you_mean(name, named))
-        if not Path(file).is_file():
+        if not Path(file).exists():
             raise UsageError(f"weights = {file!r} of model {name!r} do not exist", expected="a file")
         found[name] = file
     return found

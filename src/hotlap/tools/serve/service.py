@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import HotlapError, ShapeError, UnknownName, UsageError, did_you_mean
-from hotlap.measure.servable import TENSORS, Decoded, Rows, Servable, Signature
+from hotlap.measure.servable import TENSORS, Decoded, FileAnswer, Rows, Servable, Signature
 from hotlap.tools.serve.counters import Counters, Labels
 from hotlap.tools.serve.desk import Desk, LocalDesk
 from hotlap.tools.serve.line import Clock, Line, LineSettings, Ticket
@@ -144,20 +144,30 @@ class Service:
         self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
     ) -> dict[str, Any]:
         """The finished answer to a client's bytes."""
-        text, _ = await self._answered(model, body, options or {}, deadline_s)
-        answer: dict[str, Any] = json.loads(text)
+        said, _ = await self._answered(model, body, options or {}, deadline_s)
+        answer: dict[str, Any] = json.loads(_as_text(model, said))
         return answer
 
     async def answer_json(
         self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
     ) -> bytes:
         """The same as JSON text, with ``seconds``: where the time went. It is never taken apart in this process."""
-        text, seconds = await self._answered(model, body, options or {}, deadline_s)
+        said, seconds = await self._answered(model, body, options or {}, deadline_s)
+        text = _as_text(model, said)
         return b'{"seconds":' + json.dumps(seconds).encode() + (b"," if text != b"{}" else b"") + text[1:]
+
+    async def answer_file(
+        self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
+    ) -> FileAnswer:
+        """The answer of a model that gives files."""
+        said, _ = await self._answered(model, body, options or {}, deadline_s)
+        if not isinstance(said, FileAnswer):
+            raise UsageError(f"model {model!r} answers with no file", expected="another model or route")
+        return said
 
     async def _answered(
         self, model: str, body: bytes, options: Mapping[str, Any], deadline_s: float | None
-    ) -> tuple[bytes, dict[str, float]]:
+    ) -> tuple[bytes | FileAnswer, dict[str, float]]:
         self.servable(model)
         signature, marks = self.signature(model), [self._clock()]
         async with self._request(model, deadline_s) as deadline:
@@ -165,10 +175,10 @@ class Service:
             marks.append(self._clock())
             out = await self._through(model, decoded.rows, deadline)
             marks.append(self._clock())
-            text: bytes = await self._aside(self._desk.finish, model, out, decoded.facts, options)
+            said: bytes | FileAnswer = await self._aside(self._desk.finish, model, out, decoded.facts, options)
             marks.append(self._clock())
         parts = zip(("decode", "model", "finish"), marks, marks[1:], strict=False)
-        return text, {**{name: end - begin for name, begin, end in parts}, "all": marks[-1] - marks[0]}
+        return said, {**{name: end - begin for name, begin, end in parts}, "all": marks[-1] - marks[0]}
 
     async def infer(self, model: str, rows: Rows, deadline_s: float | None = None) -> Rows:
         """The model's raw outputs for tensors whose first dimension counts rows."""
@@ -286,6 +296,14 @@ class Service:
         return [*depth, *inside, *ready]
 
 
+def _as_text(model: str, said: bytes | FileAnswer) -> bytes:
+    if isinstance(said, FileAnswer):
+        raise UsageError(
+            f"model {model!r} answers with a file", expected="another route: /api/v1/render or /api/v1/mesh"
+        )
+    return said
+
+
 def check_rows(model: str, rows: tuple[Tensor, ...], signature: Signature) -> None:
     """Refuses tensors that the model does not take, by name."""
     if len(rows) != len(signature.inputs):
@@ -295,7 +313,8 @@ def check_rows(model: str, rows: tuple[Tensor, ...], signature: Signature) -> No
         fits = tensor.ndim == len(spec.shape) + 1 and all(
             want in (-1, got) for want, got in zip(spec.shape, tensor.shape[1:], strict=True)
         )
-        if not fits or tensor.shape[0] < 1 or math.prod(tensor.shape) == 0:
+        empty = math.prod(tensor.shape) == 0 and 0 not in spec.shape
+        if not fits or tensor.shape[0] < 1 or empty:
             want_text = ", ".join(["rows", *(str(size) for size in spec.shape)])
             raise ShapeError(f"input {spec.name!r} of model {model!r} has shape {list(tensor.shape)}",
                              expected=f"[{want_text}] with one row or more")  # fmt: skip
