@@ -26,6 +26,7 @@ from hotlap.web.guard import Guard, GuardSettings
 from hotlap.web.job_routes import job_routes
 from hotlap.web.pictures import picture_routes
 from hotlap.web.protocol import protocol_routes
+from hotlap.web.reference_page import reference_routes
 from hotlap.web.runs import run_routes
 from hotlap.web.scenes import scene_routes
 from hotlap.web.state import state_routes
@@ -70,6 +71,8 @@ def create_app(
         version=hotlap.__version__,
         summary="Models behind a bounded queue that really batches.",
         lifespan=life,
+        docs_url=None,
+        redoc_url=None,
     )
     for kind in (HotlapError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle_fault)
@@ -79,6 +82,7 @@ def create_app(
     app.include_router(scene_routes(service))
     app.include_router(editing_routes())
     app.include_router(run_routes(settings.runs))
+    app.include_router(reference_routes())
     if store is not None and jobs is not None:
         app.include_router(job_routes(service, store, jobs, settings.max_files))
     app.add_middleware(Guard, settings=settings.guard)
@@ -96,6 +100,6 @@ def create_app(
 
 
 async def _tell_ready(service: Service, on_ready: Callable[[], None]) -> None:
-    while not service.is_ready and not all(worker.failed for worker in service.workers):
+    while not service.is_ready and not service.failed:
         await asyncio.sleep(0.05)
     on_ready()

@@ -21,7 +21,11 @@ from hotlap.web.leaving import while_connected
 from hotlap.web.protocol import FAULTS
 
 _OPTIONS: dict[str, Any] = {
-    "model": {"type": "string", "description": "A served model; may be left out where there is one only."},
+    "model": {
+        "type": "string",
+        "description": "A served model; may be left out where there is one only.",
+        "example": "hrnet",
+    },
     "threshold": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
     "um_per_px": {"type": "number", "exclusiveMinimum": 0, "description": "Micrometres a pixel, for metrics."},
     "class": {"type": "integer", "minimum": 0, "description": "Of a model that tells classes: that one's objects."},

@@ -87,12 +87,11 @@ def _said(service: Service, name: str) -> str:
 
 def _summary(service: Service) -> Served:
     count = service.counters.value
-    failed = [worker.state.partition(": ")[2] for worker in service.workers if worker.failed]
     return Served(
         int(count("requests_total")),
         int(count("shed_total")),
         int(count("worker_deaths_total")),
-        failed[0] if len(failed) == len(service.workers) else "",
+        service.failed,
     )
 
 

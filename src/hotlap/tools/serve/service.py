@@ -76,7 +76,7 @@ class Service:
         ]
         self._pool = ThreadPoolExecutor(self.settings.pool_threads, thread_name_prefix="hotlap-door")
         self._desk = desk or LocalDesk(servables)
-        self._desk_ready = False
+        self._desk_ready, self._desk_failed = False, ""
         self._changed = threading.Condition()
         self.draining = False
 
@@ -89,11 +89,11 @@ class Service:
     def _start_desk(self) -> None:
         try:
             self._desk.start()
-        except Exception as error:  # a service that cannot finish an answer is not ready, and its log says why
+        except Exception as error:  # a service that cannot finish an answer cannot serve
             log.error("decoding and finishing cannot start", exc_info=error)
-            return
+            self._desk_failed = str(error)
         with self._changed:
-            self._desk_ready = True
+            self._desk_ready = not self._desk_failed
             self._changed.notify_all()
 
     def _workers_changed(self) -> None:
@@ -115,8 +115,14 @@ class Service:
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Whether a worker became ready in time; False also when all have failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_ready or all(w.failed for w in self.workers), timeout_s)
+            self._changed.wait_for(lambda: self.is_ready or bool(self.failed), timeout_s)
         return self.is_ready
+
+    @property
+    def failed(self) -> str:
+        """Why nothing can be served, ever; '' where something can."""
+        lost = [worker.state.partition(": ")[2] for worker in self.workers if worker.failed]
+        return self._desk_failed or (lost[0] if len(lost) == len(self.workers) else "")
 
     @property
     def is_ready(self) -> bool:
