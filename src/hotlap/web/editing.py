@@ -17,7 +17,7 @@ Coordinate = Annotated[float, Field(ge=-1e6, le=1e6)]
 Corner = Annotated[list[Coordinate], Field(min_length=2, max_length=2)]
 Ring = Annotated[list[Corner], Field(min_length=3, max_length=100_000)]
 Scale = Annotated[float, Field(gt=0, le=1e6)]
-_SQUARE = {"id": 1, "polygon": [[2, 2], [12, 2], [12, 9], [2, 9]], "holes": [], "confidence": 0.9}
+_SQUARE: dict[str, Any] = {"id": 1, "polygon": [[2, 2], [12, 2], [12, 9], [2, 9]], "holes": [], "confidence": 0.9}
 
 
 class DrawnObject(BaseModel):
@@ -52,7 +52,7 @@ class DrawnPictures(BaseModel):
 def editing_routes() -> APIRouter:
     """The routes; they need no model."""
     routes = APIRouter(prefix="/api/v1", tags=["editing"])
-    faults = {status: FAULTS[status] for status in (400, 404, 413, 422)}
+    faults: dict[int | str, dict[str, Any]] = {status: FAULTS[status] for status in (400, 404, 413, 422)}
 
     @routes.post("/measure", responses=faults)
     async def measure(picture: DrawnPicture) -> dict[str, Any]:
