@@ -55,7 +55,20 @@ WORKLOADS = Registry(
     },
 )
 
-SERVABLES = Registry("servable", "hotlap.servables", {})
+SERVABLES = Registry(
+    "servable",
+    "hotlap.servables",
+    {
+        "unet": ("hotlap.segment.served:UNetServable", "classes of a picture, or the objects of one"),
+        "hrnet": ("hotlap.segment.served:SegmentServable", "objects in a picture"),
+        "resunet-small": ("hotlap.segment.served:SegmentServable", "objects in a picture"),
+        "ma-resunet": ("hotlap.segment.served:SegmentServable", "objects in a picture"),
+        "cells": ("hotlap.segment.served:SegmentServable", "objects in a picture"),
+        "pixel2mesh-pp": ("hotlap.mesh.served:MeshServable", "a mesh from pictures and their cameras"),
+        "pixel2mesh-lite": ("hotlap.mesh.served:MeshServable", "a mesh from one picture"),
+        "splat": ("hotlap.splat.served:SplatServable", "a trained scene as a camera sees it"),
+    },
+)
 """Factories from a ModelSpec to a Servable, by target, for models that answer with more than their raw output."""
 
 

@@ -33,7 +33,7 @@ def test_files_are_taken_once_and_in_order(store):
 def test_answers_and_errors_are_kept_file_by_file(store):
     job = store.add("bright", {}, FILES)
     good, bad, _ = store.take(3)
-    store.finish(good, {"classes": [1]})
+    store.finish(good, b'{"classes": [1]}')
     store.fail(bad, "no picture", again=False)
     assert store.results(job)[:2] == [
         {"filename": "a.png", "state": "done", "answer": {"classes": [1]}, "error": None},
@@ -48,7 +48,7 @@ def test_a_restart_loses_nothing_and_runs_again_what_was_running(tmp_path):
     before = JobStore(path)
     job = before.add("bright", {}, FILES)
     done, _ = before.take(2)
-    before.finish(done, {"classes": []})
+    before.finish(done, b'{"classes": []}')
     before.close()
     after = JobStore(path)
     assert states(after, job) == ["done", "waiting", "waiting"]
@@ -73,7 +73,7 @@ def test_a_cancelled_job_begins_no_more_files_until_it_is_retried(store):
     store.cancel(job)
     assert store.take(9) == []
     assert store.status(job)["state"] == "running", "one is still on its way"
-    store.finish(running, {})
+    store.finish(running, b"{}")
     assert store.status(job)["state"] == "cancelled"
     store.retry(job)
     assert len(store.take(9)) == 2

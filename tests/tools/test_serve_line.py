@@ -157,4 +157,25 @@ def test_a_request_without_deadline_never_expires():
     line = make_line(max_delay_s=math.inf)
     line.join([ticket(1)])
     turn = line.pick(1e9)
-    assert (turn.batch, turn.expired, turn.wait_s) == ([], [], math.inf)
+    assert (turn.batch, turn.expired, turn.wait_s) == ([], [], None)
+
+
+def test_a_busy_device_is_given_full_batches_only():
+    line = make_line(batch_rows=2, max_delay_s=0.0)
+    line.join([ticket(1)])
+    turn = line.pick(101.0, busy=True)
+    assert (turn.batch, turn.wait_s) == ([], None)
+    line.join([ticket(2)])
+    assert len(line.pick(101.0, busy=True).batch) == 2
+    line.join([ticket(3)])
+    assert len(line.pick(101.0).batch) == 1, "one that is free takes what there is"
+
+
+def test_whoever_waits_for_a_turn_is_told_that_the_device_has_landed():
+    line, clock = make_line(max_delay_s=0.0), lambda: 101.0
+    line.join([ticket(1)])
+    turn = line.next(clock, until=lambda: True)
+    assert turn is not None and not turn.batch
+    line.close()
+    assert len(line.next(clock, until=lambda: False).batch) == 1
+    assert line.next(clock, until=lambda: False) is None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
+import torch
 from serve_fakes import FakeClock, FakeRunner, answers, ticket
 
 from hotlap.base.errors import OutOfMemory, WorkerDied
 from hotlap.tools.serve.counters import Counters
 from hotlap.tools.serve.line import Line, LineSettings, Turn
 from hotlap.tools.serve.refusal import DeadlineExceeded
+from hotlap.tools.serve.runner import at_once
 from hotlap.tools.serve.worker import DeviceWorker
 
 
@@ -146,4 +150,59 @@ def test_an_output_with_another_number_of_rows_is_refused():
     (one,) = house.join(ticket(1, 2))
     house.worker.serve(Turn([one]))
     with pytest.raises(Exception, match=r"'double' answered 2 rows with an output of shape \(1, 2\)"):
+        one.future.result(timeout=0)
+
+
+class FlyingRunner(FakeRunner):
+    """Takes batches and answers them when it is told to, in their order."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.asked = []
+
+    def begin(self, model, parts):
+        self.asked.append((Future(), model, parts))
+        return self.asked[-1][0]
+
+    def answer(self):
+        future, model, parts = self.asked.pop(0)
+        try:
+            future.set_result(self.run(model, (torch.cat([rows for (rows,) in parts]),)))
+        except WorkerDied as error:
+            future.set_exception(error)
+
+
+def test_the_next_batch_is_with_the_device_before_the_first_comes_back():
+    house = House(FlyingRunner(), batch_rows=2)
+    tickets = house.join(ticket(1), ticket(2), ticket(3), ticket(4))
+    for _ in range(2):
+        assert house.worker.take_off(house.line.pick(house.clock()))
+    assert [len(parts) for _, _, parts in house.runner.asked] == [2, 2] and not tickets[0].future.done()
+    house.runner.answer()
+    house.runner.answer()
+    assert house.worker.land() and house.worker.land()
+    assert [answers(one) for one in tickets] == [[2], [4], [6], [8]]
+
+
+def test_all_that_was_with_a_device_outlives_it_and_is_tried_one_by_one():
+    house = House(FlyingRunner(deaths=[1, 3]), batch_rows=2)
+    tickets = house.join(ticket(1), ticket(2), ticket(3), ticket(4))
+    for _ in range(2):
+        house.worker.take_off(house.line.pick(house.clock()))
+    house.runner.answer()
+    house.runner.answer()
+    house.runner.begin = lambda model, parts: at_once(lambda: FakeRunner.run(house.runner, model, *parts))
+    house.runner.deaths = []
+    assert house.worker.land() and house.work()
+    assert [answers(one) for one in tickets] == [[2], [4], [6], [8]]
+    assert house.runner.batches == [("double", [float(i)]) for i in range(1, 5)]
+    assert house.counters.value("worker_deaths_total") == 1
+
+
+def test_rows_that_cannot_be_handed_over_are_told_so():
+    house = House(FlyingRunner())
+    house.runner.begin = lambda model, parts: (_ for _ in ()).throw(RuntimeError("no room in shared memory"))
+    (one,) = house.join(ticket(1))
+    assert house.work()
+    with pytest.raises(RuntimeError, match="no room in shared memory"):
         one.future.result(timeout=0)

@@ -96,3 +96,15 @@ def test_a_client_that_leaves_takes_its_work_along(no_hang):
         assert busy.recv(65536).startswith(b"HTTP/1.1 200")
     assert runner.seen_rows == 1
     assert service.counters.value("requests_total", ended="cancelled") == 1
+
+
+def test_the_interface_has_a_page_that_needs_no_network_and_no_token():
+    _, service = bright_service()
+    with client_of(service, token="s3cret") as client:
+        page = client.get("/docs")
+        assert page.status_code == 200 and "script-src 'self'" in page.headers["Content-Security-Policy"]
+        parts = [page.text, *(client.get(f"/docs/{name}").text for name in ("reference.js", "reference.css"))]
+        assert not any("://" in part for part in parts)
+        assert "openapi.json" in parts[1] and client.get("/openapi.json").status_code == 401
+        for name in ("..%2fapp.py", "index.html", "nothing.js"):
+            assert client.get(f"/docs/{name}").status_code == 404

@@ -34,9 +34,11 @@ def test_a_picture_as_a_form_and_as_the_body_give_the_same(client):
     plain = client.post(SEGMENT, content=picture(), headers={"content-type": "image/png"})
     assert form.status_code == plain.status_code == 200, form.text
     for said in (form.json(), plain.json()):
-        assert said["image_size"] == {"width": 8, "height": 4}
+        assert (said["width"], said["height"]) == (8, 4)
         assert said["classes"] == [{"class": 1, "share": 1.0, "box": [0.0, 0.0, 8.0, 4.0]}]
-        assert (said["model_used"], said["threshold_used"]) == ("bright", 0.5)
+        assert (said["model"], said["threshold"], said["um_per_px"]) == ("bright", 0.5, None)
+        assert set(said["seconds"]) == {"decode", "model", "finish", "all"}
+    assert (form.json()["file"], plain.json()["file"]) == ("a.png", "upload")
     assert send(client, picture((0, 0, 0))).json()["classes"][0]["class"] == 0
 
 
@@ -68,7 +70,8 @@ def test_what_is_no_picture_is_told_so(client, body, status, words):
 
 def test_cmyk_and_one_pixel_are_pictures(client):
     assert send(client, picture((0, 0, 0, 0), kind="JPEG", mode="CMYK")).status_code == 200
-    assert send(client, picture(size=(1, 1))).json()["image_size"] == {"width": 1, "height": 1}
+    one = send(client, picture(size=(1, 1))).json()
+    assert (one["width"], one["height"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,14 @@ def test_what_goes_wrong_in_the_model_has_a_status_and_no_stack(house):
 
 def test_openapi_describes_every_route(client):
     said = client.get("/openapi.json").json()
-    for path in ("/v2/models/{model}/infer", "/api/v1/segment", "/api/v1/batch-segment"):
+    running = (
+        "/v2/models/{model}/infer",
+        *(f"/api/v1/{name}" for name in ("segment", "batch-segment", "mesh", "render")),
+    )
+    for path in running:
         post = said["paths"][path]["post"]
         assert post["requestBody"]["content"] and {"429", "503", "504"} <= set(post["responses"])
-    assert "/metrics" in said["paths"] and "/api/v1/status" in said["paths"]
+    others = ("measure", "export", "export/{kind}", "runs", "runs/{name}/{stamp}/report", "status", "models")
+    assert {"/metrics", *(f"/api/v1/{name}" for name in others)} <= set(said["paths"])
+    examples = {path: json.dumps(said["paths"][path]["post"]["requestBody"]) for path in running}
+    assert all("example" in text for text in examples.values()), examples

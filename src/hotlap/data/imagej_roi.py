@@ -1,6 +1,7 @@
 """Objects as ImageJ's regions of interest: a zip with one ``.roi`` for each, which its ROI Manager opens.
 
-A plain object is a traced region of pixel corners; one with holes, or in several parts, is a composite.
+A plain object is a traced region of pixel corners; one with holes, in several parts, or with corners between pixels is
+a composite.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _RECTANGLE, _TRACED, _POLYGON = 1, 7, 0
 _MOVE, _LINE, _CLOSE = 0.0, 1.0, 4.0
 _HEADER = struct.Struct(">4sHBBhhhhH16sHi24s")
 _MOST = 32767
+_MOST_CORNERS = 65535
 
 
 def write_rois(outlines: Sequence[Outline]) -> bytes:
@@ -39,6 +41,7 @@ def roi_bytes(outline: Outline) -> bytes:
     every = np.concatenate([part.outer for part in outline.parts])
     (left, top), (right, bottom) = every.min(0), every.max(0)
     plain = len(outline.parts) == 1 and not outline.parts[0].holes and max(right, bottom) <= _MOST
+    plain = plain and len(every) <= _MOST_CORNERS and bool((every == np.round(every)).all())
     box = tuple(int(min(side, _MOST)) for side in (top, left, bottom, right))
     if plain:
         ring = outline.parts[0].outer - (left, top)

@@ -101,6 +101,12 @@ def write_mesh(path: Path, mesh: Mesh) -> list[Path]:
     return list(files)
 
 
+def mesh_bytes(mesh: Mesh, suffix: str) -> bytes:
+    """A mesh without materials as the content of one file, in the format that the suffix names."""
+    (content,) = _writer(suffix)(Path(f"mesh{suffix}"), mesh).values()
+    return content
+
+
 def _reader(suffix: str) -> Callable[[bytes, Path], Mesh]:
     from hotlap.data import mesh_glb, mesh_obj, mesh_ply
 

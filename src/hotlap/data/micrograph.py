@@ -18,7 +18,7 @@ import numpy as np
 from hotlap.base.errors import DataError
 from hotlap.data.picture_file import UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
-from hotlap.data.tiff import COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, read_pages
+from hotlap.data.tiff import COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, pages_in
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 MOST_PIXELS = 1_000_000_000
@@ -57,12 +57,21 @@ def read_pictures(
 ) -> Iterator[Picture]:
     """The pictures of a file, one after the other; pages to ``skip`` are not decoded."""
     try:
-        with open(path, "rb") as file:
-            start = file.read(4)
-        if start in _TIFF:
-            yield from _read_tiff(path, most_pixels, skip)
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadablePicture(str(path), error.strerror or str(error)) from error
+    yield from pictures_in(content, path, most_pixels=most_pixels, skip=skip)
+
+
+def pictures_in(
+    content: bytes, path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset()
+) -> Iterator[Picture]:
+    """The pictures in a file's bytes; ``path`` is what they are called, and is not opened."""
+    try:
+        if content[:4] in _TIFF:
+            yield from _read_tiff(content, path, most_pixels, skip)
         else:
-            yield Picture(path, None, _checked(_read_other(path, most_pixels), path))
+            yield Picture(path, None, _checked(_read_other(content, most_pixels), path))
     except UnreadablePicture:
         raise
     except DataError as error:
@@ -72,11 +81,10 @@ def read_pictures(
         raise UnreadablePicture(str(path), said) from error
 
 
-def _read_other(path: Path, most_pixels: int) -> np.ndarray:
+def _read_other(content: bytes, most_pixels: int) -> np.ndarray:
     """A PNG, JPEG or BMP."""
     from PIL import ImageOps
 
-    content = path.read_bytes()
     if not content:
         raise ValueError("the file is empty")
     image = _opened(content, most_pixels)
@@ -124,8 +132,8 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
     return samples.astype(samples.dtype.newbyteorder("="))
 
 
-def _read_tiff(path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
-    pages = list(read_pages(path))
+def _read_tiff(content: bytes, path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
+    pages = list(pages_in(content, path))
     for number, page in enumerate(pages):
         if number in skip:
             continue

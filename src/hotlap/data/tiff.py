@@ -188,7 +188,11 @@ def _unpredict(raw: np.ndarray, shape: tuple[int, int, int], kind: np.dtype, pre
 
 def read_pages(path: Path) -> Iterator[Page]:
     """The pages of a file, each with its header's tags; a chain of pages that never ends is refused."""
-    content = read_whole(path)
+    return pages_in(read_whole(path), path)
+
+
+def pages_in(content: bytes, path: Path) -> Iterator[Page]:
+    """The pages in a file's bytes; ``path`` is what it is called, and is not opened."""
     order = {b"II": "<", b"MM": ">"}.get(content[:2], "")
     fault = Page(path, b"", order, {}).fault
     if not order or len(content) < 8:

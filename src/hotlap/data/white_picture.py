@@ -31,11 +31,15 @@ def read_white_picture(path: Path, size: int) -> Tensor:  # [3, size, size] uint
     return decode_white_picture(content, size, str(path))
 
 
-def decode_white_picture(content: bytes, size: int, where: str) -> Tensor:  # [3, size, size] uint8
-    """The same of a file's content; ``where`` names it in errors."""
+def decode_white_picture(
+    content: bytes, size: int, where: str, most_pixels: int | None = None
+) -> Tensor:  # [3, size, size] uint8
+    """The same of a file's content; ``where`` names it in errors. More than ``most_pixels`` are not unpacked."""
     image_module = require_pillow()
     try:
         image = image_module.open(io.BytesIO(content))
+        if most_pixels is not None and image.width * image.height > most_pixels:
+            raise ValueError(f"{image.width}x{image.height} pixels are more than {most_pixels}")
         image.load()
         return _squared(image, size)
     except image_module.UnidentifiedImageError as error:

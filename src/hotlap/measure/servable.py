@@ -6,12 +6,20 @@ loaded, and runs whatever rows of one shape were put together. So it travels as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Rows = tuple[Tensor, ...]
+    """Each input, or each output, of some rows."""
+else:
+    Rows = tuple
+
+OBJECTS, CLASSES, MESH, PICTURE, TENSORS = "objects", "classes", "mesh", "picture", "tensors"
+"""What a model may answer with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +67,18 @@ class Signature:
 class Decoded:
     """A request as the model takes it."""
 
-    rows: tuple[Tensor, ...]
+    rows: Rows
     facts: dict[str, Any] = field(default_factory=dict)
     """What finishing needs to know, such as the size of the picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileAnswer:
+    """An answer that is a file, such as a picture or a mesh."""
+
+    name: str
+    content: bytes
+    media_type: str
 
 
 class Loaded(Protocol):
@@ -69,13 +86,26 @@ class Loaded(Protocol):
 
     signature: Signature
 
-    def run(self, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs of some rows, on the CPU, as many rows as went in."""
+    def begin(self, parts: Sequence[Rows]) -> Callable[[], Rows]:
+        """Starts on the rows of several requests; the call that waits for their outputs, on the CPU, row by row."""
         ...
 
 
 class Servable(Protocol):
     """A model that can be served."""
+
+    threshold: float
+    """What is used where a client names none."""
+    is_heavy: bool
+    """Whether decoding and finishing take so long that they are worth processes of their own."""
+
+    def answers(self, signature: Signature) -> str:
+        """What it answers with: objects, classes, mesh, picture or tensors."""
+        ...
+
+    def warm_up(self) -> None:
+        """Lets decoding and finishing compile what they need, before the first client waits for it."""
+        ...
 
     def load(self, device: str) -> Loaded:
         """The model on ``device``, run once so that libraries and compilers have done their work."""
@@ -85,6 +115,18 @@ class Servable(Protocol):
         """A client's bytes as rows; called in a thread beside the door, and raises DataError for a bad client."""
         ...
 
-    def finish(self, out: tuple[Tensor, ...], facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer, as JSON; called in a thread beside the door."""
+    def finish(self, out: Rows, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any] | FileAnswer:
+        """The answer: ``model``, ``file`` and what was found, or a file; called in a thread beside the door."""
         ...
+
+
+def answer_head(model: str, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What every answer about a picture begins with."""
+    return {
+        "model": model,
+        "file": str(options.get("filename") or "upload"),
+        "width": facts["width"],
+        "height": facts["height"],
+        "threshold": float(options.get("threshold", 0.5)),
+        "um_per_px": options.get("um_per_px"),
+    }

@@ -1,12 +1,7 @@
-"""Any workload as a servable: tensors or a picture in, its raw output or a map of classes out.
-
-How it runs is an arm, so a served model uses the precision, layout and compilation that were measured. Arms that
-record or compile see few sizes of batch: rows are padded to the next power of two and cut off again.
-"""
+"""Any workload as a servable: tensors or a picture in, its raw output or a map of classes out."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,18 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import DataError, HotlapError, OutOfMemory, UsageError
+from hotlap.base.errors import DataError, HotlapError, UsageError
 from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
-from hotlap.device.memory import is_out_of_memory
-from hotlap.device.seed import generator
-from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.capture import Pattern, capture
-from hotlap.measure.graph import GraphedStep
-from hotlap.measure.servable import Decoded, ModelSpec, Signature, TensorSpec
-from hotlap.measure.session import Session
+from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
+from hotlap.measure.servable import CLASSES, TENSORS, Decoded, ModelSpec, Rows, Signature, answer_head
 from hotlap.measure.weights import with_weights
 from hotlap.targets import load_target
-from hotlap.workload import Workload
 
 _ORIENTATION = 0x0112
 _LYING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -34,85 +23,20 @@ MAX_PIXELS = 64_000_000
 """Of one picture: an 8000x8000 scan. More may be a small file that unpacks into all of memory."""
 
 
-class LoadedWorkload:
-    """A workload's model on a device, ready to answer."""
-
-    _active: LoadedWorkload | None = None
-
-    def __init__(self, workload: Workload, arm: ArmSpec, rows: int) -> None:
-        self._workload = workload
-        self._session = Session(workload, arm, mode="infer", batch=1, seed=0)
-        self._session.host_batches, self._session.batches = [], []
-        self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
-        self._full = rows
-        self._pads = bool(arm.graph or arm.compile)
-        example = self._session.place(workload.make_batch(2, torch.device("cpu"), generator(0)))
-        self._pattern, tensors = Pattern.of(example)
-        self._places, names = self._find_inputs(example, tensors)
-        self._others = [t[:1] for t in tensors]
-        inputs = tuple(
-            TensorSpec(name=name, dtype=_dtype(tensors[i]), shape=tuple(tensors[i].shape[1:]))
-            for i, name in zip(self._places, names, strict=True)
-        )
-        rows, out = self._warm(tuple(tensors[i].cpu() for i in self._places), rows)
-        outputs = (TensorSpec(name="output", dtype=_dtype(out), shape=tuple(out.shape[1:])),)
-        self.signature = Signature(inputs=inputs, outputs=outputs, rows=rows, arm=arm.name)
-
-    def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
-        """Which tensors of a batch reach the model, and what its forward pass calls them; the others are targets."""
-        call = capture(self._workload, self._session.plain_model, example)
-        known = {id(tensor): place for place, tensor in enumerate(tensors)}
-        if all(id(tensor) in known for tensor in call.tensors):
-            return [known[id(tensor)] for tensor in call.tensors], call.names
-        return list(range(len(tensors))), [f"input_{i}" for i in range(len(tensors))]
-
-    def _warm(self, example: tuple[Tensor, ...], rows: int) -> tuple[int, Tensor]:
-        """Runs a full batch once; where it does not fit, half of it, until one does."""
-        while True:
-            try:
-                sizes = {rows, 1} if not self._pads else {rows, *(2**i for i in range(rows.bit_length()))}
-                for size in sorted((size for size in sizes if size <= rows), reverse=True):
-                    (out,) = self.run(tuple(t[:1].repeat(size, *[1] * (t.ndim - 1)) for t in example))
-                return rows, out
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if rows == 1:
-                    raise OutOfMemory(f"one row of model {self._workload.name!r} does not fit") from error
-                self._full = rows = rows // 2
-
-    def run(self, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if LoadedWorkload._active is not self:
-            self._session.activate()
-            LoadedWorkload._active = self
-        num_rows = rows[0].shape[0]
-        size = max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
-        batch = self._session.place(self._batch_of(rows, size))
-        out = self._replay(batch, rows, size) if self._session.spec.graph else self._session.infer_on(batch)
-        out = out[:num_rows].cpu()
-        return (out.float() if out.dtype in (torch.bfloat16, torch.float16) else out,)
-
-    def _batch_of(self, rows: tuple[Tensor, ...], size: int) -> Any:
-        """The batch that predict() takes, of ``size`` samples; the last row fills it up, and targets are made up."""
-        tensors = [other.expand(size, *other.shape[1:]) for other in self._others]
-        for place, tensor in zip(self._places, rows, strict=True):
-            filler = tensor[-1:].expand(size - tensor.shape[0], *tensor.shape[1:])
-            tensors[place] = torch.cat([tensor, filler]) if len(filler) else tensor
-        return self._pattern.fill(tensors)
-
-    def _replay(self, batch: Any, rows: tuple[Tensor, ...], size: int) -> Tensor:
-        key = (size, *(tuple(t.shape[1:]) for t in rows))
-        if key not in self._graphs:
-            model = self._session.plain_model
-            self._graphs[key] = GraphedStep(self._session.infer_on, batch, model=model, optimizer=None)
-        return self._graphs[key](batch)
-
-
 class WorkloadServable:
     """A workload behind the door: pictures where the model takes them, a map of classes where it gives one."""
 
+    threshold = 0.5
+    is_heavy = False
+
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+
+    def warm_up(self) -> None:
+        return
+
+    def answers(self, signature: Signature) -> str:
+        return CLASSES if len(signature.outputs) == 1 and len(signature.outputs[0].shape) == 3 else TENSORS
 
     def load(self, device: str) -> LoadedWorkload:
         spec = self._spec
@@ -130,25 +54,16 @@ class WorkloadServable:
         pixels, (width, height) = decode_picture(body, name, (wanted.shape[1], wanted.shape[2]))
         return Decoded((pixels[None],), {"width": width, "height": height})
 
-    def finish(self, out: tuple[Tensor, ...], facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, out: Rows, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         (scores,) = out
+        head = answer_head(self._spec.name, facts, options)
         if scores.ndim != 4:
-            return {"output": scores[0].tolist()}
-        threshold = float(options.get("threshold", 0.5))
+            return {**head, "output": scores[0].tolist()}
         if scores.shape[1] == 1:
-            classes = (scores[0, 0].sigmoid() >= threshold).long()
+            classes = (scores[0, 0].sigmoid() >= head["threshold"]).long()
         else:
             classes = scores[0].argmax(0)
-        return {"image_size": dict(facts), "classes": _class_boxes(classes, facts)}
-
-
-def arm_on(text: str, device: str) -> ArmSpec:
-    """The arm that ``text`` spells, moved to ``device``; a plain one where nothing is said."""
-    place = torch.device(device)
-    arm = parse_arm(text) if text else ArmSpec(device="cuda" if place.type == "cuda" else "cpu")
-    if arm.device != place.type:
-        raise UsageError(f"arm {text!r} cannot run on device {device!r}", expected=f"an arm of {place.type}")
-    return dataclasses.replace(arm, index=place.index or 0)
+        return {**head, "classes": _class_boxes(classes, facts)}
 
 
 def decode_picture(body: bytes, name: str, size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
@@ -201,7 +116,3 @@ def _class_boxes(classes: Tensor, facts: Mapping[str, Any]) -> list[dict[str, An
         share = len(x) / classes.numel()
         found.append({"class": value, "share": share, "box": [round(float(edge), 2) for edge in box]})
     return found
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

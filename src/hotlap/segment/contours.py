@@ -118,11 +118,21 @@ def draw_outlines(found: list[Outline], shape: tuple[int, int]) -> np.ndarray:  
     labels = np.zeros(shape, np.int32)
     for outline in sorted(found, key=lambda outline: -max((abs(_area(p.outer)) for p in outline.parts), default=0)):
         for part in outline.parts:
-            mask = filled(part.outer, shape)
-            for hole in part.holes:
-                mask &= ~filled(hole, shape)
-            labels[mask] = outline.label
+            mask, (left, top) = covered(part, shape)
+            labels[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = outline.label
     return labels
+
+
+def covered(part: Polygon, shape: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:  # [h, w] bool
+    """The pixels of a picture of this shape that a polygon encloses, in its box, and the box's left and top."""
+    size = np.array([shape[1], shape[0]])
+    low = np.clip(np.floor(part.outer.min(0)), 0, size).astype(int)
+    high = np.clip(np.ceil(part.outer.max(0)), 0, size).astype(int)
+    corner, box = (int(low[0]), int(low[1])), (int(high[1] - low[1]), int(high[0] - low[0]))
+    mask = filled(part.outer, box, corner)
+    for hole in part.holes:
+        mask &= ~filled(hole, box, corner)
+    return mask, corner
 
 
 def _area(ring: np.ndarray) -> float:

@@ -62,19 +62,21 @@ def picture_entry(name: str, file_name: str, found: Segmented, formats: Iterable
 
 def write_tables(out: Path, entries: Sequence[Mapping[str, Any]], formats: Iterable[str], category: str) -> list[Path]:
     """Writes the files of all pictures together; which they are."""
-    columns = ("image", "file", *COLUMNS)
-    rows = [(entry["name"], entry["file_name"], *row) for entry in entries for row in entry["rows"]]
     written = []
     for kind, name in TABLES.items():
-        if kind not in formats:
-            continue
-        if kind == "coco":
-            content: str | bytes = json.dumps(_merged(entries, category), allow_nan=False) + "\n"
-        else:
-            content = write_csv(columns, rows) if kind == "csv" else write_xlsx(columns, rows)
-        write_atomic(out / name, content)
-        written.append(out / name)
+        if kind in formats:
+            write_atomic(out / name, table(kind, entries, category))
+            written.append(out / name)
     return written
+
+
+def table(kind: str, entries: Sequence[Mapping[str, Any]], category: str) -> str | bytes:
+    """The content of one file of all pictures together."""
+    if kind == "coco":
+        return json.dumps(_merged(entries, category), allow_nan=False) + "\n"
+    columns = ("image", "file", *COLUMNS)
+    rows = [(entry["name"], entry["file_name"], *row) for entry in entries for row in entry["rows"]]
+    return write_csv(columns, rows) if kind == "csv" else write_xlsx(columns, rows)
 
 
 def _merged(entries: Sequence[Mapping[str, Any]], category: str) -> dict[str, Any]:

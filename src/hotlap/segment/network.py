@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -68,10 +69,35 @@ class Predictor:
 def load_predictor(config: SegmentPredictConfig) -> Predictor:
     """The network that the settings name, with its trained weights."""
     file = find_weights(config)
-    weights = read_weights(file)
     named = config.model if config.weights is not None else None
-    if named is not None and (named.startswith(SMP) or config.width is not None):
-        name, width, num_maps = named, config.width, _num_maps_given(weights)
+    net = load_net(file, named, config.width)
+    return Predictor(
+        net.model,
+        names=net.names,
+        device=pick_device(config.device),
+        precision=config.precision,
+        channels_last=config.channels_last,
+        name=net.name,
+        digest=net.digest,
+    )
+
+
+@dataclass(frozen=True)
+class TrainedNet:
+    """A network with its weights, on the CPU."""
+
+    model: nn.Module
+    name: str
+    names: tuple[str, ...]
+    """Of its maps."""
+    digest: str
+
+
+def load_net(file: Path, named: str | None = None, width: int | None = None) -> TrainedNet:
+    """The network that a file of weights belongs to; ``named`` and ``width`` are for where the weights cannot tell."""
+    weights = read_weights(file)
+    if named is not None and (named.startswith(SMP) or width is not None):
+        name, num_maps = named, _num_maps_given(weights)
     else:
         name, width, num_maps = recognise(weights, file, named)
     head = marked_head(weights) or usual_head(num_maps)
@@ -80,15 +106,7 @@ def load_predictor(config: SegmentPredictConfig) -> Predictor:
         raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=expected)
     model = build_head(name, head, width=width)
     load_weights(model, weights, file)
-    return Predictor(
-        model,
-        names=HEADS[head],
-        device=pick_device(config.device),
-        precision=config.precision,
-        channels_last=config.channels_last,
-        name=name,
-        digest=f"{name} {_digest(weights)}",
-    )
+    return TrainedNet(model, name, HEADS[head], f"{name} {_digest(weights)}")
 
 
 def find_weights(config: SegmentPredictConfig) -> Path:

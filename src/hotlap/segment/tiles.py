@@ -148,6 +148,22 @@ class _Canvas:
         return self.index, self.maps.cpu().numpy()
 
 
+def cut_tiles(picture: np.ndarray, config: TileConfig) -> tuple[TilePlan, np.ndarray]:  # [H, W, C] -> [n, h, w, C]
+    """All tiles of one picture, and where they lie."""
+    plan = plan_tiles(picture.shape[0], picture.shape[1], config)
+    if plan.num == 1:
+        return plan, cut(picture, plan, 0, 0)[None]
+    return plan, np.stack([cut(picture, plan, top, left) for top, left in plan.places()])
+
+
+def join_tiles(maps: Tensor, plan: TilePlan, config: TileConfig) -> np.ndarray:  # [n, M, h, w] -> [M, H, W] float32
+    """The maps of a picture from those of its tiles, in the order in which they were cut."""
+    canvas = _Canvas(0, plan, config)
+    for (top, left), of_tile in zip(plan.places(), maps, strict=True):
+        canvas.add(of_tile, top, left)
+    return canvas.finish()
+
+
 Waiting = tuple[_Canvas, int, int, np.ndarray]
 
 

@@ -132,10 +132,14 @@ def read_path(path: Path) -> list[Shot]:
         raise DataError(f"path = {str(path)!r} is no JSON: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise DataError(f"path = {str(path)!r} holds no list of cameras")
-    return [_read_shot(path, number, row) for number, row in enumerate(rows)]
+    return [
+        dataclasses.replace(read_shot(row, f"camera {number} of {str(path)!r}"), name=f"frame_{number:04d}")
+        for number, row in enumerate(rows)
+    ]
 
 
-def _read_shot(path: Path, number: int, row: Any) -> Shot:
+def read_shot(row: Any, where: str) -> Shot:
+    """The camera that a mapping describes, as :func:`read_path` has it; ``where`` names it in errors."""
     try:
         width, height = int(row["width"]), int(row["height"])
         camera = Pinhole(
@@ -148,11 +152,11 @@ def _read_shot(path: Path, number: int, row: Any) -> Shot:
             turn = np.array(row["rotation"], dtype=float).reshape(3, 3).T
             pose = np.eye(4)
             pose[:3, :3], pose[:3, 3] = turn, -turn @ np.array(row["position"], dtype=float).reshape(3)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"camera {number} of {str(path)!r} is malformed: {type(error).__name__} {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"{where} is malformed: {type(error).__name__} {error}") from error
     if not np.isfinite(pose).all():
-        raise DataError(f"camera {number} of {str(path)!r} has a pose that is not finite")
-    return Shot(name=f"frame_{number:04d}", pose=pose, camera=camera)
+        raise DataError(f"{where} has a pose that is not finite")
+    return Shot(name="frame", pose=pose, camera=camera)
 
 
 def _sized(shots: list[Shot], config: SplatRenderConfig) -> list[Shot]:

@@ -20,11 +20,15 @@ from hotlap.base.errors import HotlapError
 from hotlap.tools.serve import Service
 from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
+from hotlap.web.editing import editing_routes
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
 from hotlap.web.job_routes import job_routes
 from hotlap.web.pictures import picture_routes
 from hotlap.web.protocol import protocol_routes
+from hotlap.web.reference_page import reference_routes
+from hotlap.web.runs import run_routes
+from hotlap.web.scenes import scene_routes
 from hotlap.web.state import state_routes
 
 STATIC = Path(__file__).parent / "static"
@@ -38,6 +42,8 @@ class AppSettings:
     max_files: int = 64
     """Files in one batch request."""
     drain_s: float = 30.0
+    runs: Path = Path("runs")
+    """Folder whose runs and reports are shown."""
 
 
 def create_app(
@@ -65,12 +71,18 @@ def create_app(
         version=hotlap.__version__,
         summary="Models behind a bounded queue that really batches.",
         lifespan=life,
+        docs_url=None,
+        redoc_url=None,
     )
     for kind in (HotlapError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle_fault)
     app.include_router(protocol_routes(service))
     app.include_router(picture_routes(service, settings.max_files))
     app.include_router(state_routes(service))
+    app.include_router(scene_routes(service))
+    app.include_router(editing_routes())
+    app.include_router(run_routes(settings.runs))
+    app.include_router(reference_routes())
     if store is not None and jobs is not None:
         app.include_router(job_routes(service, store, jobs, settings.max_files))
     app.add_middleware(Guard, settings=settings.guard)
@@ -88,6 +100,6 @@ def create_app(
 
 
 async def _tell_ready(service: Service, on_ready: Callable[[], None]) -> None:
-    while not service.is_ready and not all(worker.failed for worker in service.workers):
+    while not service.is_ready and not service.failed:
         await asyncio.sleep(0.05)
     on_ready()

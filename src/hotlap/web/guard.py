@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotlap.web.faults import told
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/healthz")
-"""Answered to anyone: orchestrators ask without a token, and the answer holds nothing."""
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready", "/healthz", "/", "/docs")
+"""Answered to anyone: orchestrators ask without a token, and health and pages hold nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ class Guard:
         same = urlsplit(origin).netloc == headers.get("host")
         if origin and not same and origin not in self._settings.origins and "*" not in self._settings.origins:
             return 403, f"origin = {origin!r} may not call. --cors allows it.", "WrongOrigin", {}
-        public = scope["path"] in OPEN_PATHS or scope["path"] == "/" or scope["path"].startswith("/static/")
+        pages = ("/static/", "/docs/")
+        public = scope["path"] in OPEN_PATHS or scope["path"].startswith(pages)
         if self._settings.token and not public and scope["method"] != "OPTIONS":
             sent = headers.get("authorization", "").encode()
             if not hmac.compare_digest(sent, f"Bearer {self._settings.token}".encode()):

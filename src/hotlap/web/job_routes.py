@@ -33,7 +33,7 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
         async with request.form(max_files=max_files, max_fields=16) as form:
             options = read_options(service, form)
             files = await read_files(form, "files", max_files)
-        job = await asyncio.to_thread(store.add, options.model, {"threshold": options.threshold}, files)
+        job = await asyncio.to_thread(store.add, options.model, options.given, files)
         runner.wake()
         return await asyncio.to_thread(store.status, job)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.datastructures import FormData, UploadFile
 
 from hotlap.base.errors import DataError, UsageError
@@ -19,8 +21,14 @@ from hotlap.web.leaving import while_connected
 from hotlap.web.protocol import FAULTS
 
 _OPTIONS: dict[str, Any] = {
-    "model": {"type": "string", "description": "A served model; may be left out where there is one only."},
+    "model": {
+        "type": "string",
+        "description": "A served model; may be left out where there is one only.",
+        "example": "hrnet",
+    },
     "threshold": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
+    "um_per_px": {"type": "number", "exclusiveMinimum": 0, "description": "Micrometres a pixel, for metrics."},
+    "class": {"type": "integer", "minimum": 0, "description": "Of a model that tells classes: that one's objects."},
     "deadline_s": {"type": "number", "description": "Seconds after which the answer is not wanted any more."},
 }
 _FILE = {"type": "string", "format": "binary"}
@@ -44,7 +52,8 @@ class Options:
     """What a client may say about its pictures."""
 
     model: str
-    threshold: float
+    given: dict[str, Any]
+    """What the model's servable is told: threshold, um_per_px, class."""
     deadline_s: float | None
 
 
@@ -53,19 +62,19 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["pictures"])
 
     @routes.post("/segment", openapi_extra=SEGMENT, responses=FAULTS)
-    async def segment(request: Request) -> dict[str, Any]:
+    async def segment(request: Request) -> Response:
         """One picture through a model: as the field 'file' of a form, or as the body with options in the query."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             options = _options(service, request.query_params)
-            return await while_connected(request, _answer(service, await request.body(), "upload", options))
+            return _json(await while_connected(request, _answer(service, await request.body(), "upload", options)))
         async with request.form(max_files=1, max_fields=16) as form:
             (upload,) = _files(form, "file", 1)
-            options = _options(service, {**request.query_params, **_fields(form)})
+            options = _options(service, {**request.query_params, **read_fields(form)})
             work = _answer(service, await upload.read(), upload.filename or "upload", options)
-            return await while_connected(request, work)
+            return _json(await while_connected(request, work))
 
     @routes.post("/batch-segment", openapi_extra=MANY_FILES, responses=FAULTS)
-    async def batch_segment(request: Request) -> JSONResponse:
+    async def batch_segment(request: Request) -> Response:
         """Many pictures at once; each has its own answer or error, and one bad file costs no other."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
@@ -80,48 +89,62 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
     return routes
 
 
-async def _gathered(work: Any) -> list[dict[str, Any]]:
+def _json(text: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(text, status, media_type="application/json", headers=headers)
+
+
+async def _gathered(work: Any) -> list[_One]:
     return list(await work)
 
 
-async def _answer(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
-    began = time.monotonic()
-    given = {"threshold": options.threshold, "filename": name}
-    answer = await service.answer(options.model, body, given, options.deadline_s)
-    return {
-        "model_used": options.model,
-        "threshold_used": options.threshold,
-        **answer,
-        "processing_time": time.monotonic() - began,
-    }
+async def _answer(service: Service, body: bytes, name: str, options: Options) -> bytes:
+    return await service.answer_json(options.model, body, {**options.given, "filename": name}, options.deadline_s)
 
 
-async def _one_of_many(service: Service, body: bytes, name: str, options: Options) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _One:
+    """The answer to one of many files."""
+
+    text: bytes
+    good: bool
+    retry_after_s: int | None = None
+
+
+async def _one_of_many(service: Service, body: bytes, name: str, options: Options) -> _One:
     try:
-        return {"filename": name, "success": True, **await _answer(service, body, name, options)}
+        answer = await _answer(service, body, name, options)
+        return _One(_head({"filename": name, "success": True}, b",") + answer[1:], True)
     except Exception as error:  # noqa: BLE001 - one file costs no other, whatever is wrong with it
         status, text, _, headers = explain(error)
-        after = {"retry_after_s": int(headers["Retry-After"])} if status == 429 else {}
-        return {"filename": name, "success": False, "status": status, "error": text, **after}
+        after = int(headers["Retry-After"]) if status == 429 else None
+        shed = {} if after is None else {"retry_after_s": after}
+        said = {"filename": name, "success": False, "status": status, "error": text, **shed}
+        return _One(json.dumps(said).encode(), False, after)
 
 
-def _summed_up(results: list[dict[str, Any]], seconds: float) -> JSONResponse:
-    good = sum(result["success"] for result in results)
-    body = {"results": results, "total": len(results), "succeeded": good, "failed": len(results) - good,
-            "processing_time": seconds}  # fmt: skip
-    shed = [result["retry_after_s"] for result in results if "retry_after_s" in result]
+def _head(said: dict[str, Any], end: bytes) -> bytes:
+    """JSON text that goes on with what comes after ``end``."""
+    return json.dumps(said)[:-1].encode() + end
+
+
+def _summed_up(results: list[_One], seconds: float) -> Response:
+    good = sum(one.good for one in results)
+    said = {"total": len(results), "succeeded": good, "failed": len(results) - good, "processing_time": seconds}
+    body = _head(said, b',"results":[') + b",".join(one.text for one in results) + b"]}"
+    shed = [one.retry_after_s for one in results if one.retry_after_s is not None]
     if len(shed) == len(results):
-        return JSONResponse(body, 429, headers={"Retry-After": str(int(max(shed)))})
-    return JSONResponse(body)
+        return _json(body, 429, {"Retry-After": str(max(shed))})
+    return _json(body)
 
 
-def _fields(form: FormData) -> dict[str, str]:
+def read_fields(form: FormData) -> dict[str, str]:
+    """The fields of a form that are text."""
     return {key: value for key, value in form.items() if isinstance(value, str)}
 
 
 def read_options(service: Service, form: FormData) -> Options:
     """The options in a form's fields."""
-    return _options(service, _fields(form))
+    return _options(service, read_fields(form))
 
 
 async def read_files(form: FormData, field: str, most: int) -> list[tuple[str, bytes]]:
@@ -144,13 +167,29 @@ def _options(service: Service, given: Mapping[str, str]) -> Options:
     if not model:
         raise UsageError("model is not named", expected=f"one of {', '.join(service.models)}")
     service.servable(model)
-    threshold = _number(given, "threshold", 0.5)
+    return Options(model, _given(service, model, given), read_number(given, "deadline_s", None))
+
+
+def _given(service: Service, model: str, given: Mapping[str, str]) -> dict[str, Any]:
+    threshold = read_number(given, "threshold", getattr(service.servable(model), "threshold", 0.5))
     if threshold is None or not 0 <= threshold <= 1:
         raise UsageError(f"threshold = {given.get('threshold')}", expected="0 to 1")
-    return Options(model, threshold, _number(given, "deadline_s", None))
+    said: dict[str, Any] = {"threshold": threshold}
+    scale = read_number(given, "um_per_px", None)
+    if scale is not None:
+        if not 0 < scale < math.inf:
+            raise UsageError(f"um_per_px = {given['um_per_px']}", expected="a number above 0")
+        said["um_per_px"] = scale
+    chosen = read_number(given, "class", None)
+    if chosen is not None:
+        if not 0 <= chosen < 2**31 or chosen != int(chosen):
+            raise UsageError(f"class = {given['class']}", expected="a whole number from 0")
+        said["class"] = int(chosen)
+    return said
 
 
-def _number(given: Mapping[str, str], name: str, default: float | None) -> float | None:
+def read_number(given: Mapping[str, str], name: str, default: float | None) -> float | None:
+    """A number that a client gives as text."""
     if name not in given or given[name] == "":
         return default
     try:

@@ -56,7 +56,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
         only_loopback=config.host in LOOPBACK,
         max_body_bytes=int(config.max_body_mb * 2**20),
     )
-    settings = AppSettings(guard=guard, max_files=config.max_files, drain_s=config.drain_s)
+    settings = AppSettings(guard=guard, max_files=config.max_files, drain_s=config.drain_s, runs=config.runs)
     address = f"http://{config.host}:{door.getsockname()[1]}"
 
     def on_ready() -> None:
@@ -87,12 +87,11 @@ def _said(service: Service, name: str) -> str:
 
 def _summary(service: Service) -> Served:
     count = service.counters.value
-    failed = [worker.state.partition(": ")[2] for worker in service.workers if worker.failed]
     return Served(
         int(count("requests_total")),
         int(count("shed_total")),
         int(count("worker_deaths_total")),
-        failed[0] if len(failed) == len(service.workers) else "",
+        service.failed,
     )
 
 

@@ -49,13 +49,20 @@ class ServeConfig:
     """Files in one batch request."""
     jobs: Path = Path("runs/serve/jobs.sqlite")
     """File that keeps jobs and their results, so that they survive a restart."""
+    runs: Path = Path("runs")
+    """Folder whose runs and reports the page shows."""
     threads: int = 4
-    """Threads that decode pictures and finish answers."""
+    """Threads that decode pictures and finish answers, where no processes do."""
+    desks: int | None = None
+    """Processes that decode pictures and finish answers; 0 for threads of the service instead. By default there are
+    some where a card would otherwise wait for outlines, and none where models run on the CPU."""
 
     def __post_init__(self) -> None:
         for name in ("queue_rows", "deadline_s", "max_body_mb", "max_files", "threads", "drain_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}", expected="more than 0")
+        if self.desks is not None and not 0 <= self.desks <= 256:
+            raise ConfigError(f"desks = {self.desks}", expected="0 to 256")
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"batch = {self.batch}", expected="a whole number from 1")
         if not 0 <= self.max_delay_ms <= 10_000:

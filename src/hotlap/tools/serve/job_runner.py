@@ -58,7 +58,7 @@ class JobRunner:
     async def _run_one(self, work: Work) -> None:
         try:
             options: dict[str, Any] = {**work.options, "filename": work.name}
-            answer = await self._service.answer(work.model, work.body, options)
+            answer = await self._service.answer_json(work.model, work.body, options)
         except (QueueFull, ShuttingDown, NotReady) as error:
             await asyncio.sleep(error.retry_after_s)
             self._store.put_back(work)

@@ -105,9 +105,9 @@ class JobStore:
             for job, number, name, body, model, options, tries in found
         ]
 
-    def finish(self, work: Work, answer: Mapping[str, Any]) -> None:
-        """Keeps an answer; the file itself is no longer needed."""
-        self._end(work, "done", json.dumps(answer), None)
+    def finish(self, work: Work, answer: bytes) -> None:
+        """Keeps an answer, which is JSON text; the file itself is no longer needed."""
+        self._end(work, "done", answer.decode(), None)
 
     def fail(self, work: Work, error: str, *, again: bool) -> None:
         """Keeps an error, or lets the file wait once more where ``again`` says that it is not to blame."""

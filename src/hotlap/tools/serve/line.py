@@ -142,10 +142,11 @@ class Line:
         if not self._waiting[ticket.key]:
             del self._waiting[ticket.key]
 
-    def pick(self, now: float) -> Turn:
+    def pick(self, now: float, *, busy: bool = False) -> Turn:
         """What may leave at ``now``; tickets in a batch can no longer be cancelled, expired ones never reach a model.
 
-        Among the batches that are ready, that of the model that has had the least device time goes first.
+        Among the batches that are ready, that of the model that has had the least device time goes first. For a device
+        that is busy only full ones are: others may still grow until it is free.
         """
         with self._changed:
             expired = [t for waiting in self._waiting.values() for t in waiting if t.deadline <= now]
@@ -153,7 +154,7 @@ class Line:
                 self._waiting[ticket.key].remove(ticket)
                 self._took(ticket)
             while True:
-                ready = [key for key in self._waiting if self._ready_at(key) <= now]
+                ready = [key for key in self._waiting if self._ready_at(key, busy) <= now]
                 if not ready:
                     break
                 key = min(ready, key=lambda key: (self._spent[key[0]], self._waiting[key][0].arrived))
@@ -162,16 +163,16 @@ class Line:
                     return Turn(batch, expired)
             if expired or not self._waiting:
                 return Turn([], expired)
-            soon = min(self._ready_at(key) for key in self._waiting)
+            soon = min(self._ready_at(key, busy) for key in self._waiting)
             soon = min(soon, *(t.deadline for waiting in self._waiting.values() for t in waiting))
-            return Turn([], [], max(0.0, soon - now))
+            return Turn([], [], max(0.0, soon - now) if soon < math.inf else None)
 
-    def _ready_at(self, key: Key) -> float:
+    def _ready_at(self, key: Key, busy: bool) -> float:
         waiting, settings = self._waiting[key], self._settings[key[0]]
         full = sum(t.num_rows for t in waiting) >= self.batch_rows(key)
         if full or self._closed or waiting[0].deaths:
             return -math.inf
-        return waiting[0].arrived + settings.max_delay_s
+        return math.inf if busy else waiting[0].arrived + settings.max_delay_s
 
     def _cut(self, key: Key) -> list[Ticket]:
         """The tickets at the front that fit into one batch; one that a worker died with goes alone."""
@@ -188,16 +189,24 @@ class Line:
             del self._waiting[key]
         return cut
 
-    def next(self, clock: Clock) -> Turn | None:
-        """The next turn, waited for; None when the line is closed and empty."""
+    def next(self, clock: Clock, until: Callable[[], bool] | None = None) -> Turn | None:
+        """The next turn, waited for; None when the line is closed and empty.
+
+        ``until`` is for a device that is busy: when it says so, after a :meth:`poke`, the turn is empty.
+        """
         with self._changed:
             while True:
-                turn = self.pick(clock())
-                if turn.batch or turn.expired:
+                turn = self.pick(clock(), busy=until is not None)
+                if turn.batch or turn.expired or (until is not None and until()):
                     return turn
                 if self._closed and not self._waiting:
                     return None
                 self._changed.wait(turn.wait_s)
+
+    def poke(self) -> None:
+        """Lets whoever waits for a turn look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def batch_rows(self, key: Key) -> int:
         """Rows of a full batch of this shape: what was asked for, or the fewer that memory had room for."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, UsageError, did_you_mean
 from hotlap.base.events import Emit
+from hotlap.device.host import read_host
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.servable import ModelSpec, Servable
 from hotlap.records.tuned import ProfileStore
 from hotlap.targets import SERVABLES
 from hotlap.tools.serve.config import ServeConfig
+from hotlap.tools.serve.desk import ProcessDesks
 from hotlap.tools.serve.runner import ChildRunner
 from hotlap.tools.serve.service import Service, ServiceSettings
+
+MOST_DESKS = 32
 
 
 def make_servable(spec: ModelSpec) -> Servable:
@@ -71,7 +75,7 @@ def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
             name, file = next(iter(named)), text
         if name not in named:
             raise UsageError(f"weights {text!r} are for no model that is served", remedy=did_you_mean(name, named))
-        if not Path(file).is_file():
+        if not Path(file).exists():
             raise UsageError(f"weights = {file!r} of model {name!r} do not exist", expected="a file")
         found[name] = file
     return found
@@ -80,7 +84,7 @@ def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
 def _plan(
     config: ServeConfig, name: str, target: str, weights: str, device: str, emit: Emit, store: ProfileStore | None
 ) -> ModelSpec:
-    if not weights and target not in SERVABLES:
+    if not weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
     arm, rows = "", config.batch or 0
     if config.tuned:
@@ -103,11 +107,26 @@ def build_service(config: ServeConfig, emit: Emit, store: ProfileStore | None = 
     """The service that the settings describe, not started yet: one process a device, each with every model."""
     devices = plan_devices(config.device)
     specs = plan_models(config, devices[0], emit, store)
+    servables = {spec.name: make_servable(spec) for spec in specs}
+    num_desks = plan_desks(config, devices, servables.values())
+    if num_desks:
+        emit(events.note(f"{num_desks} processes decode pictures and finish answers."))
     settings = ServiceSettings(
         max_delay_s=config.max_delay_ms / 1000,
         queue_rows=config.queue_rows,
         deadline_s=config.deadline_s,
-        pool_threads=config.threads,
+        pool_threads=num_desks or config.threads,
     )
     runners = [ChildRunner(device, specs, make_servable) for device in devices]
-    return Service({spec.name: make_servable(spec) for spec in specs}, runners, settings)
+    desk = ProcessDesks(num_desks, specs, make_servable) if num_desks else None
+    return Service(servables, runners, settings, desk=desk)
+
+
+def plan_desks(config: ServeConfig, devices: Sequence[str], servables: Iterable[Servable]) -> int:
+    """How many processes decode and finish: what was asked for, or all cores but a few beside a card that needs it."""
+    if config.desks is not None:
+        return config.desks
+    heavy = any(getattr(servable, "is_heavy", False) for servable in servables)
+    on_card = any(device.startswith("cuda") for device in devices)
+    spare = read_host().usable_cores - len(devices) - 1  # the door, and the process of each device
+    return min(MOST_DESKS, max(1, spare)) if heavy and on_card else 0

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
 
 from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, WorkerDied
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.process import freeze_error, revive_error
-from hotlap.measure.servable import Loaded, ModelSpec, Servable, Signature
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hotlap.measure.servable import Loaded, ModelSpec, Rows, Servable, Signature
 
 MakeServable = Callable[[ModelSpec], Servable]
 
@@ -32,8 +33,8 @@ class Runner(Protocol):
         """Loads and warms every model; called again after a death."""
         ...
 
-    def run(self, model: str, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs; raises OutOfMemory, WorkerDied, or what the model raised."""
+    def begin(self, model: str, parts: Sequence[Rows]) -> Future[Rows]:
+        """The outputs of several requests' rows to come; or OutOfMemory, WorkerDied, or what the model raises."""
         ...
 
     def stop(self) -> None: ...
@@ -50,16 +51,36 @@ class LocalRunner:
         self._loaded = {name: servable.load(self.device) for name, servable in self._servables.items()}
         return {name: loaded.signature for name, loaded in self._loaded.items()}
 
-    def run(self, model: str, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        with _memory_errors(model, rows):
-            return self._loaded[model].run(rows)
+    def begin(self, model: str, parts: Sequence[Rows]) -> Future[Rows]:
+        return at_once(lambda: self.started(model, parts)())
+
+    def started(self, model: str, parts: Sequence[Rows]) -> Callable[[], Rows]:
+        """Starts on a batch; the call that waits for it."""
+        with _memory_errors(model, parts):
+            wait = self._loaded[model].begin(parts)
+
+        def waited() -> Rows:
+            with _memory_errors(model, parts):
+                return wait()
+
+        return waited
 
     def stop(self) -> None:
         self._loaded = {}
 
 
+def at_once(work: Callable[[], Rows]) -> Future[Rows]:
+    """What ``work`` gives or raises, as something that was waited for."""
+    done: Future[Rows] = Future()
+    try:
+        done.set_result(work())
+    except Exception as error:  # noqa: BLE001 - whoever asks for the result hears it
+        done.set_exception(error)
+    return done
+
+
 @contextlib.contextmanager
-def _memory_errors(model: str, rows: tuple[Tensor, ...]) -> Any:
+def _memory_errors(model: str, parts: Sequence[Rows]) -> Any:
     """Turns every spelling of running out of memory into ours, and gives back what the allocator holds."""
     import torch
 
@@ -70,13 +91,14 @@ def _memory_errors(model: str, rows: tuple[Tensor, ...]) -> Any:
             raise
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        rows = sum(int(part[0].shape[0]) for part in parts)
         raise OutOfMemory(
-            f"memory ran out in model {model!r} with rows = {rows[0].shape[0]}", remedy="Send smaller inputs"
+            f"memory ran out in model {model!r} with rows = {rows}", remedy="Send smaller inputs"
         ) from None
 
 
 class ChildRunner:
-    """The models in a process of their own; tensors go over in shared memory."""
+    """The models in a process of their own; tensors go over in shared memory, answers come as they were asked for."""
 
     def __init__(
         self,
@@ -92,6 +114,8 @@ class ChildRunner:
         self._start_s, self._run_s = start_s, run_s
         self._process: Any = None
         self._pipe: Any = None
+        self._asked: queue.SimpleQueue[tuple[Future[Rows], str] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -115,15 +139,36 @@ class ChildRunner:
         self._process.start()
         theirs.close()
         signatures: dict[str, Signature] = self._answer(self._start_s, "loading its models")
+        self._asked = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name=f"hotlap reads {self.device}", daemon=True)
+        self._reader.start()
         return signatures
 
-    def run(self, model: str, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def begin(self, model: str, parts: Sequence[Rows]) -> Future[Rows]:
+        asked: Future[Rows] = Future()
+        doing = f"running {model!r}"
         try:
-            self._pipe.send((model, rows))
+            self._pipe.send((model, list(parts)))
         except OSError:
-            raise self._death(f"running {model!r}") from None
-        out: tuple[Tensor, ...] = self._answer(self._run_s, f"running {model!r}")
-        return out
+            asked.set_exception(self._death(doing))
+        else:
+            self._asked.put((asked, doing))
+        return asked
+
+    def run(self, model: str, rows: Rows) -> Rows:
+        """The outputs of one request's rows, waited for."""
+        return self.begin(model, [rows]).result()
+
+    def _read(self) -> None:
+        """Hands out the answers, until there are no more questions."""
+        while (question := self._asked.get()) is not None:
+            asked, doing = question
+            try:
+                found = self._answer(self._run_s, doing)
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                asked.set_exception(error)
+            else:
+                asked.set_result(found)
 
     def _answer(self, limit_s: float, doing: str) -> Any:
         try:
@@ -147,34 +192,73 @@ class ChildRunner:
         """Ends the child: by closing its pipe, and by force when it does not hear."""
         if self._process is None:
             return
+        self._asked.put(None)
+        if self._reader is not None:
+            self._reader.join(1)
+            if self._reader.is_alive():  # it waits for an answer that nobody wants any more
+                self._process.kill()
+                self._reader.join()
         self._pipe.close()
         self._process.join(10)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        self._process = self._pipe = None
+        self._process = self._pipe = self._reader = None
 
 
 def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServable) -> None:
-    """The process: loads, says what it has, then answers until the pipe closes."""
+    """The process: loads, says what it has, then answers until the pipe closes.
+
+    One thread takes questions and starts on them, the other waits for results and sends them: a card computes one
+    batch while the one before it is on its way out and the next one on its way in.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first
+    begun: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+    threading.Thread(target=_send_answers, args=(pipe, begun, device), daemon=True).start()
     runner: LocalRunner | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             try:
                 if runner is None:
-                    runner = LocalRunner(device, {spec.name: make(spec) for spec in specs})
-                    answer: Any = runner.start()
+                    runner = _loaded(device, specs, make)
+                    begun.put(partial(_same, runner.start()))
                 else:
-                    answer = runner.run(*pipe.recv())
+                    begun.put(runner.started(*pipe.recv()))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is told; only a broken device ends us
+                begun.put(_raising(error))
+
+
+def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> LocalRunner:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device))
+    return LocalRunner(device, {spec.name: make(spec) for spec in specs})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def again() -> Any:
+        raise error
+
+    return again
+
+
+def _send_answers(pipe: Any, begun: queue.SimpleQueue[Callable[[], Any]], device: str) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
+        while True:
+            try:
+                answer: tuple[str, Any] = ("ok", begun.get()())
+            except Exception as error:  # noqa: BLE001 - as above
                 if _is_beyond_repair(error):
-                    return
-                pipe.send(("error", freeze_error(_told(error, device))))
-            else:
-                pipe.send(("ok", answer))
+                    os._exit(1)
+                answer = ("error", freeze_error(told_error(error, device)))
+            pipe.send(answer)
 
 
 def _is_beyond_repair(error: BaseException) -> bool:
@@ -182,7 +266,8 @@ def _is_beyond_repair(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "CUDA error" in str(error) and not is_out_of_memory(error)
 
 
-def _told(error: Exception, device: str) -> HotlapError:
+def told_error(error: Exception, device: str) -> HotlapError:
+    """An error of ours for whatever was raised."""
     if isinstance(error, HotlapError):
         return error
     said = (str(error).strip().splitlines() or [""])[0]

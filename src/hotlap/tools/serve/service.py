@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import math
 import threading
 import time
@@ -17,15 +19,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import HotlapError, ShapeError, UnknownName, UsageError, did_you_mean
-from hotlap.measure.servable import Decoded, Servable, Signature
+from hotlap.measure.servable import TENSORS, Decoded, FileAnswer, Rows, Servable, Signature
 from hotlap.tools.serve.counters import Counters, Labels
+from hotlap.tools.serve.desk import Desk, LocalDesk
 from hotlap.tools.serve.line import Clock, Line, LineSettings, Ticket
 from hotlap.tools.serve.refusal import DeadlineExceeded, NotReady, QueueFull, ShuttingDown
-from hotlap.tools.serve.runner import Runner
 from hotlap.tools.serve.worker import DeviceWorker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger("hotlap.serve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +59,14 @@ class Service:
     def __init__(
         self,
         servables: Mapping[str, Servable],
-        runners: Sequence[Runner],
+        runners: Sequence[Any],
         settings: ServiceSettings | None = None,
         *,
+        desk: Desk | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Every runner holds all the models, on a device of its own."""
+        """Every runner holds all the models, on a device of its own; ``desk`` decodes and finishes, by default here."""
         self.settings = settings or ServiceSettings()
         self.counters, self.line, self._clock = Counters(), Line(), clock
         self._models = {name: _Model(servable) for name, servable in servables.items()}
@@ -70,6 +75,8 @@ class Service:
             for runner in runners
         ]
         self._pool = ThreadPoolExecutor(self.settings.pool_threads, thread_name_prefix="hotlap-door")
+        self._desk = desk or LocalDesk(servables)
+        self._desk_ready, self._desk_failed = False, ""
         self._changed = threading.Condition()
         self.draining = False
 
@@ -77,6 +84,17 @@ class Service:
         """Begins to load the models; :meth:`why_not_ready` tells how far it is."""
         for worker in self.workers:
             worker.start()
+        threading.Thread(target=self._start_desk, name="hotlap-desk", daemon=True).start()
+
+    def _start_desk(self) -> None:
+        try:
+            self._desk.start()
+        except Exception as error:  # a service that cannot finish an answer cannot serve
+            log.error("decoding and finishing cannot start", exc_info=error)
+            self._desk_failed = str(error)
+        with self._changed:
+            self._desk_ready = not self._desk_failed
+            self._changed.notify_all()
 
     def _workers_changed(self) -> None:
         for worker in self.workers:
@@ -97,12 +115,18 @@ class Service:
     def wait_until_ready(self, timeout_s: float) -> bool:
         """Whether a worker became ready in time; False also when all have failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_ready or all(w.failed for w in self.workers), timeout_s)
+            self._changed.wait_for(lambda: self.is_ready or bool(self.failed), timeout_s)
         return self.is_ready
 
     @property
+    def failed(self) -> str:
+        """Why nothing can be served, ever; '' where something can."""
+        lost = [worker.state.partition(": ")[2] for worker in self.workers if worker.failed]
+        return self._desk_failed or (lost[0] if len(lost) == len(self.workers) else "")
+
+    @property
     def is_ready(self) -> bool:
-        return not self.draining and any(worker.state == "ready" for worker in self.workers)
+        return not self.draining and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
 
     @property
     def models(self) -> list[str]:
@@ -126,14 +150,43 @@ class Service:
         self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
     ) -> dict[str, Any]:
         """The finished answer to a client's bytes."""
-        options = options or {}
-        servable, signature = self.servable(model), self.signature(model)
-        async with self._request(model, deadline_s) as deadline:
-            decoded: Decoded = await self._aside(servable.decode, body, options, signature)
-            out = await self._through(model, decoded.rows, deadline)
-            return await self._aside(servable.finish, out, decoded.facts, options)
+        said, _ = await self._answered(model, body, options or {}, deadline_s)
+        answer: dict[str, Any] = json.loads(_as_text(model, said))
+        return answer
 
-    async def infer(self, model: str, rows: tuple[Tensor, ...], deadline_s: float | None = None) -> tuple[Tensor, ...]:
+    async def answer_json(
+        self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
+    ) -> bytes:
+        """The same as JSON text, with ``seconds``: where the time went. It is never taken apart in this process."""
+        said, seconds = await self._answered(model, body, options or {}, deadline_s)
+        text = _as_text(model, said)
+        return b'{"seconds":' + json.dumps(seconds).encode() + (b"," if text != b"{}" else b"") + text[1:]
+
+    async def answer_file(
+        self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
+    ) -> FileAnswer:
+        """The answer of a model that gives files."""
+        said, _ = await self._answered(model, body, options or {}, deadline_s)
+        if not isinstance(said, FileAnswer):
+            raise UsageError(f"model {model!r} answers with no file", expected="another model or route")
+        return said
+
+    async def _answered(
+        self, model: str, body: bytes, options: Mapping[str, Any], deadline_s: float | None
+    ) -> tuple[bytes | FileAnswer, dict[str, float]]:
+        self.servable(model)
+        signature, marks = self.signature(model), [self._clock()]
+        async with self._request(model, deadline_s) as deadline:
+            decoded: Decoded = await self._aside(self._desk.decode, model, body, options, signature)
+            marks.append(self._clock())
+            out = await self._through(model, decoded.rows, deadline)
+            marks.append(self._clock())
+            said: bytes | FileAnswer = await self._aside(self._desk.finish, model, out, decoded.facts, options)
+            marks.append(self._clock())
+        parts = zip(("decode", "model", "finish"), marks, marks[1:], strict=False)
+        return said, {**{name: end - begin for name, begin, end in parts}, "all": marks[-1] - marks[0]}
+
+    async def infer(self, model: str, rows: Rows, deadline_s: float | None = None) -> Rows:
         """The model's raw outputs for tensors whose first dimension counts rows."""
         check_rows(model, rows, self.signature(model))
         async with self._request(model, deadline_s) as deadline:
@@ -178,7 +231,7 @@ class Service:
             self.counters.count("requests_total", model=model, ended=ended)
             self.counters.observe("request_seconds", self._clock() - began, model=model)
 
-    async def _through(self, model: str, rows: tuple[Tensor, ...], deadline: float) -> tuple[Tensor, ...]:
+    async def _through(self, model: str, rows: Rows, deadline: float) -> Rows:
         """The outputs of a request's rows, in batches no larger than the model's."""
         import torch
 
@@ -204,6 +257,7 @@ class Service:
         self.line.close()
         ended = [worker.join(max(0.0, until - time.monotonic())) for worker in self.workers]
         self._pool.shutdown(wait=False)
+        self._desk.stop()
         return all(ended)
 
     def status(self) -> dict[str, Any]:
@@ -217,9 +271,12 @@ class Service:
 
     def _model_status(self, name: str) -> dict[str, Any]:
         loaded = [worker.signatures[name] for worker in self.workers if name in worker.signatures]
-        value, mean = self.counters.value, self.counters.mean
+        value, mean, servable = self.counters.value, self.counters.mean, self._models[name].servable
+        answers = getattr(servable, "answers", lambda signature: TENSORS)
         return {
             "ready": bool(loaded) and self.is_ready,
+            "answers": answers(loaded[0]) if loaded else None,
+            "threshold": getattr(servable, "threshold", 0.5),
             "arm": loaded[0].arm if loaded else None,
             "batch_rows": loaded[0].rows if loaded else None,
             "queued_rows": self.line.depth(name),
@@ -245,6 +302,14 @@ class Service:
         return [*depth, *inside, *ready]
 
 
+def _as_text(model: str, said: bytes | FileAnswer) -> bytes:
+    if isinstance(said, FileAnswer):
+        raise UsageError(
+            f"model {model!r} answers with a file", expected="another route: /api/v1/render or /api/v1/mesh"
+        )
+    return said
+
+
 def check_rows(model: str, rows: tuple[Tensor, ...], signature: Signature) -> None:
     """Refuses tensors that the model does not take, by name."""
     if len(rows) != len(signature.inputs):
@@ -254,7 +319,8 @@ def check_rows(model: str, rows: tuple[Tensor, ...], signature: Signature) -> No
         fits = tensor.ndim == len(spec.shape) + 1 and all(
             want in (-1, got) for want, got in zip(spec.shape, tensor.shape[1:], strict=True)
         )
-        if not fits or tensor.shape[0] < 1 or math.prod(tensor.shape) == 0:
+        empty = math.prod(tensor.shape) == 0 and 0 not in spec.shape
+        if not fits or tensor.shape[0] < 1 or empty:
             want_text = ", ".join(["rows", *(str(size) for size in spec.shape)])
             raise ShapeError(f"input {spec.name!r} of model {model!r} has shape {list(tensor.shape)}",
                              expected=f"[{want_text}] with one row or more")  # fmt: skip

@@ -1,0 +1,161 @@
+"""A workload's model on a device, ready to answer: rows of several requests go in, their outputs come back.
+
+How it runs is an arm, so a served model uses the precision, layout and compilation that were measured. Arms that
+record or compile see few sizes of batch: rows are padded to the next power of two and cut off again. On a card nothing
+waits until the outputs are asked for, so one batch is copied while the next one is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotlap.base.errors import OutOfMemory, UsageError
+from hotlap.device.memory import is_out_of_memory
+from hotlap.device.seed import generator
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.capture import Pattern, capture
+from hotlap.measure.graph import GraphedStep
+from hotlap.measure.servable import Rows, Signature, TensorSpec
+from hotlap.measure.session import Session
+from hotlap.workload import Workload
+
+MOST_GRAPHS = 24
+"""Recordings of one model, each of which keeps memory; batches of further shapes run as they are."""
+
+
+class LoadedWorkload:
+    """A workload's model on a device."""
+
+    _active: LoadedWorkload | None = None
+
+    def __init__(self, workload: Workload, arm: ArmSpec, rows: int, *, widen: bool = True) -> None:
+        """``widen`` gives outputs of 16 bits as float32, for clients without such types."""
+        self._workload, self._widen = workload, widen
+        self._session = Session(workload, arm, mode="infer", batch=1, seed=0)
+        self._session.host_batches, self._session.batches = [], []
+        self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
+        self._full = rows
+        self._pads = bool(arm.graph or arm.compile)
+        on_card = self._session.device.type == "cuda"
+        self._copies = torch.cuda.Stream(self._session.device) if on_card else None
+        example = self._session.place(workload.make_batch(2, torch.device("cpu"), generator(0)))
+        self._pattern, tensors = Pattern.of(example)
+        self._places, names = self._find_inputs(example, tensors)
+        self._others = [t[:1] for t in tensors]
+        inputs = tuple(
+            TensorSpec(name=name, dtype=_dtype(tensors[i]), shape=tuple(tensors[i].shape[1:]))
+            for i, name in zip(self._places, names, strict=True)
+        )
+        rows, out = self._warm(tuple(tensors[i].cpu() for i in self._places), rows)
+        outputs = (TensorSpec(name="output", dtype=_dtype(out), shape=tuple(out.shape[1:])),)
+        self.signature = Signature(inputs=inputs, outputs=outputs, rows=rows, arm=arm.name)
+
+    def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
+        """Which tensors of a batch reach the model, and what its forward pass calls them; the others are targets."""
+        call = capture(self._workload, self._session.plain_model, example)
+        known = {id(tensor): place for place, tensor in enumerate(tensors)}
+        if all(id(tensor) in known for tensor in call.tensors):
+            return [known[id(tensor)] for tensor in call.tensors], call.names
+        return list(range(len(tensors))), [f"input_{i}" for i in range(len(tensors))]
+
+    def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:
+        """Runs a full batch once; where it does not fit, half of it, until one does."""
+        while True:
+            try:
+                sizes = {rows, 1} if not self._pads else {rows, *(2**i for i in range(rows.bit_length()))}
+                for size in sorted((size for size in sizes if size <= rows), reverse=True):
+                    (out,) = self.run(tuple(t[:1].repeat(size, *[1] * (t.ndim - 1)) for t in example))
+                return rows, out
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if rows == 1:
+                    raise OutOfMemory(f"one row of model {self._workload.name!r} does not fit") from error
+                self._full = rows = rows // 2
+
+    def run(self, rows: Rows) -> Rows:
+        """The outputs of some rows, on the CPU."""
+        return self.begin([rows])()
+
+    def begin(self, parts: Sequence[Rows]) -> Callable[[], Rows]:
+        """Starts on the rows of several requests, which are of one shape; the call that waits for their outputs."""
+        if LoadedWorkload._active is not self:
+            self._session.activate()
+            LoadedWorkload._active = self
+        num_rows = sum(int(part[0].shape[0]) for part in parts)
+        size = max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
+        columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
+        batch = self._session.place(self._batch_of(columns, size))
+        out = self._replay(batch, columns, size) if self._session.spec.graph else self._session.infer_on(batch)
+        return self._returning(out[:num_rows])
+
+    def _column(self, tensors: Sequence[Tensor], size: int) -> Tensor:
+        """One input of all requests, the last row repeated up to ``size``; where a card can fetch it by itself."""
+        short = size - sum(int(t.shape[0]) for t in tensors)
+        padded = [*tensors, tensors[-1][-1:].expand(short, *tensors[-1].shape[1:])] if short else list(tensors)
+        if self._copies is None:
+            return padded[0] if len(padded) == 1 else torch.cat(padded)
+        last = tensors[0].ndim == 4 and tensors[0].is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        shape = (size, *tensors[0].shape[1:])
+        pinned = torch.empty(shape, dtype=tensors[0].dtype, memory_format=layout, pin_memory=True)
+        start = 0
+        for tensor in padded:
+            pinned[start : start + tensor.shape[0]].copy_(tensor)
+            start += int(tensor.shape[0])
+        return pinned
+
+    def _batch_of(self, columns: Sequence[Tensor], size: int) -> Any:
+        """The batch that predict() takes, of ``size`` samples; targets are made up."""
+        tensors = [other.expand(size, *other.shape[1:]) for other in self._others]
+        for place, tensor in zip(self._places, columns, strict=True):
+            tensors[place] = tensor
+        return self._pattern.fill(tensors)
+
+    def _replay(self, batch: Any, columns: Sequence[Tensor], size: int) -> Tensor:
+        key = (size, *(tuple(t.shape[1:]) for t in columns))
+        if key not in self._graphs:
+            if len(self._graphs) >= MOST_GRAPHS:
+                return self._session.infer_on(batch)
+            model = self._session.plain_model
+            self._graphs[key] = GraphedStep(self._session.infer_on, batch, model=model, optimizer=None)
+        return self._graphs[key](batch).clone()  # the next replay overwrites it while it may still be copied
+
+    def _returning(self, out: Tensor) -> Callable[[], Rows]:
+        """The call that gives an output in host memory, on its way there already."""
+        if self._widen and out.dtype in (torch.bfloat16, torch.float16):
+            out = out.float()
+        if self._copies is None:
+            return lambda: (out,)
+        out = out.contiguous()
+        self._copies.wait_stream(torch.cuda.current_stream(out.device))
+        with torch.cuda.stream(self._copies):
+            host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+            host.copy_(out, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(self._copies)
+        out.record_stream(self._copies)
+
+        def wait() -> Rows:
+            arrived.synchronize()
+            return (host,)
+
+        return wait
+
+
+def arm_on(text: str, device: str) -> ArmSpec:
+    """The arm that ``text`` spells, moved to ``device``; a plain one where nothing is said."""
+    place = torch.device(device)
+    arm = parse_arm(text) if text else ArmSpec(device="cuda" if place.type == "cuda" else "cpu")
+    if arm.device != place.type:
+        raise UsageError(f"arm {text!r} cannot run on device {device!r}", expected=f"an arm of {place.type}")
+    return dataclasses.replace(arm, index=place.index or 0)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,157 @@
+"""Networks that find objects, served: the answer is what 'hotlap segment predict' finds, and bad pictures are named."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hotlap.base.errors import ConfigError, DataError
+from hotlap.data.drawn_cells import draw_cells
+from hotlap.data.micrograph import read_pictures
+from hotlap.measure.servable import ModelSpec
+from hotlap.segment.nets import build_net
+from hotlap.segment.network import load_predictor
+from hotlap.segment.objects import COLUMNS
+from hotlap.segment.predict import ManyConfig, predict_many
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.served import SegmentServable, UNetServable
+from hotlap.segment.tiles import TileConfig
+
+pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
+TINY = {"model": "unet", "width": 2, "size": 64, "batch": 2}
+
+
+def as_file(pixels, kind="PNG", **save):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **save)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A network with fresh weights, whose scores are spread out around 0 so that it finds something."""
+    torch.manual_seed(3)
+    net = build_net("unet", maps=2, width=2).eval()
+    pixels = torch.from_numpy(draw_cells(1, size=96, seed=0)[0]).permute(2, 0, 1)[None] / 255
+    with torch.no_grad():
+        scores = net(pixels)
+        net.head.weight *= 4 / scores.std()
+        net.head.bias -= net(pixels).mean((0, 2, 3))
+    file = tmp_path_factory.mktemp("net") / "weights.pt"
+    torch.save(net.state_dict(), file)
+    return file
+
+
+def ask(servable, loaded, body, **options):
+    decoded = servable.decode(body, options, loaded.signature)
+    return servable.finish(loaded.run(decoded.rows), decoded.facts, options), decoded
+
+
+def test_the_answer_is_what_a_folder_of_pictures_would_get(weights, tmp_path, device):
+    pixels, _ = draw_cells(1, size=100, seed=0)
+    (tmp_path / "a.png").write_bytes(as_file(pixels[:90]))
+    spec = ModelSpec(name="cells", target="cells", options=TINY, weights=str(weights))
+    servable = SegmentServable(spec)
+    answer, decoded = ask(servable, servable.load(str(device)), (tmp_path / "a.png").read_bytes(), um_per_px=0.5)
+    assert decoded.rows[0].shape == (4, 3, 64, 64), "two tiles across, two down"
+    config = SegmentPredictConfig(folder=tmp_path, model="unet", weights=weights, device=str(device))
+    (picture,) = read_pictures(tmp_path / "a.png")
+    many = ManyConfig(tiles=TileConfig(tile=64, overlap=16, batch=2), um_per_px=0.5)
+    (want,) = predict_many([picture.pixels], load_predictor(config), many)
+    assert len(want.objects) > 3
+    assert (answer["width"], answer["height"], answer["um_per_px"], answer["model"]) == (100, 90, 0.5, "cells")
+    assert [o["metrics"]["area"] for o in answer["objects"]] == [m.area for m in want.objects]
+    for given, outline in zip(answer["objects"], want.outlines, strict=True):
+        assert given["polygon"] == outline.parts[0].outer.tolist()
+        assert given["polygon"][0] != given["polygon"][-1]
+        assert [*given["holes"]] == [hole.tolist() for hole in outline.parts[0].holes]
+        assert set(given["metrics"]) == set(COLUMNS) - {"label", "confidence"}
+    assert json.loads(json.dumps(answer)) == answer
+
+
+def test_a_threshold_changes_what_is_found_and_pictures_of_any_kind_are_taken(weights):
+    servable = SegmentServable(ModelSpec(name="cells", target="cells", options=TINY, weights=str(weights)))
+    loaded = servable.load("cpu")
+    assert servable.answers(loaded.signature) == "objects"
+    assert loaded.signature.inputs[0].shape == (3, -1, -1)
+    pixels, _ = draw_cells(2, size=64, seed=0)
+    area = {}
+    for threshold in (0.3, 0.5, 0.7):
+        answer, _ = ask(servable, loaded, as_file(pixels), threshold=threshold)
+        area[threshold] = sum(o["metrics"]["area"] for o in answer["objects"])
+    assert area[0.3] >= area[0.5] >= area[0.7] and area[0.3] > area[0.7]
+    deep = (pixels[..., 0].astype(np.uint16) * 257)[:20, :33]
+    for body in (as_file(deep, "TIFF"), as_file(pixels[:20, :33], "JPEG"), as_file(pixels[:1, :1])):
+        answer, decoded = ask(servable, loaded, body)
+        assert decoded.rows[0].shape == (1, 3, 64, 64) and answer["width"] in (33, 1)
+
+
+def two_pages():
+    out = io.BytesIO()
+    pages = [Image.new("L", (4, 4), value) for value in (1, 2)]
+    pages[0].save(out, "TIFF", save_all=True, append_images=pages[1:])
+    return out.getvalue()
+
+
+def not_finite():
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(out, "TIFF")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda: b"", "'a.png' cannot be read: the file is empty"),
+        (lambda: b"no picture", "'a.png' cannot be read: no known picture format"),
+        (lambda: as_file(np.zeros((99, 99, 3), np.uint8), "JPEG")[:300], "'a.png' cannot be read"),
+        (two_pages, "'a.png' has 2 pages"),
+        (not_finite, "16 of its 16 numbers are NaN"),
+        (lambda: as_file(np.zeros((1100, 60_000), bool)), "60000x1100 pixels are more than"),
+    ],
+    ids=["empty", "text", "truncated", "pages", "nan", "huge"],
+)
+def test_what_is_no_picture_is_told_so(body, words):
+    servable = SegmentServable(ModelSpec(name="cells", target="cells", options=TINY))
+    with pytest.raises(DataError, match=words):
+        servable.decode(body(), {"filename": "a.png"}, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"threshold": 0.0}, "threshold = 0.0"), ({"um_per_px": -1.0}, "um_per_px = -1.0")]
+)
+def test_wrong_options_are_told_before_the_work(options, words):
+    servable = SegmentServable(ModelSpec(name="cells", target="cells", options=TINY))
+    with pytest.raises(ConfigError, match=words):
+        servable.decode(as_file(np.zeros((4, 4), np.uint8)), options, None)
+
+
+def test_a_unet_tells_classes_or_the_objects_of_one_of_them():
+    servable = UNetServable(ModelSpec(name="unet", target="unet", options={"width": 2, "size": 32, "batch": 2}))
+    loaded = servable.load("cpu")
+    assert servable.answers(loaded.signature) == "classes"
+    body = as_file(draw_cells(1, size=64, seed=0)[0][:48])
+    assert "classes" in ask(servable, loaded, body)[0]
+    decoded = servable.decode(body, {"class": 1}, loaded.signature)
+    scores = torch.zeros(1, 3, 32, 32)
+    scores[0, 1, 8:24, 4:16] = 9.0
+    answer = servable.finish((scores,), decoded.facts, {"class": 1})
+    (only,) = answer["objects"]
+    assert only["metrics"]["area"] == pytest.approx(24 * 24, rel=0.1), "16 x 12 of 32 x 32, in 64 x 48 pixels"
+    with pytest.raises(ConfigError, match="class = 7"):
+        servable.decode(body, {"class": 7}, loaded.signature)
+
+
+def test_a_unet_with_weights_of_one_map_finds_objects(tmp_path):
+    torch.save(build_net("unet", maps=1, width=2).state_dict(), tmp_path / "one.pt")
+    spec = ModelSpec(name="u", target="unet", options={"size": 64, "batch": 1}, weights=str(tmp_path / "one.pt"))
+    servable = UNetServable(spec)
+    loaded = servable.load("cpu")
+    assert servable.answers(loaded.signature) == "objects"
+    answer, _ = ask(servable, loaded, as_file(np.zeros((30, 40), np.uint8)))
+    assert (answer["width"], answer["height"]) == (40, 30) and "objects" in answer

@@ -1,0 +1,55 @@
+"""A real process that decodes and finishes: it gives what this process would give, and may die."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from hotlap.base.errors import ConfigError, DataError
+from hotlap.measure.servable import ModelSpec, Signature
+from hotlap.tools.serve import ServeConfig
+from hotlap.tools.serve.desk import LocalDesk, ProcessDesks
+from hotlap.tools.serve.plan import make_servable, plan_desks
+
+Image = pytest.importorskip("PIL.Image")
+SPEC = ModelSpec(name="cells", target="cells", options={"size": 64})
+SIGNATURE = Signature(inputs=(), outputs=(), rows=1, arm="cpu")
+
+
+@pytest.mark.timeout(240)
+def test_a_desk_answers_as_this_process_does_and_outlives_a_kill():
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50), dtype=np.uint8)).save(out, "PNG")
+    here, desks = LocalDesk({"cells": make_servable(SPEC)}), ProcessDesks(1, [SPEC], make_servable)
+    try:
+        desks.start()
+        got = desks.decode("cells", out.getvalue(), {}, SIGNATURE)
+        want = here.decode("cells", out.getvalue(), {}, SIGNATURE)
+        assert torch.equal(got.rows[0], want.rows[0]) and got.facts == want.facts
+        with pytest.raises(DataError, match=r"'b\.png' cannot be read"):
+            desks.decode("cells", b"no picture", {"filename": "b.png"}, SIGNATURE)
+        maps = torch.rand(1, 2, 64, 64, generator=torch.Generator().manual_seed(0))
+        os.kill(desks.pids()[0], signal.SIGKILL)
+        answer = desks.finish("cells", (maps,), got.facts, {})
+        assert json.loads(answer) == json.loads(here.finish("cells", (maps,), want.facts, {}))
+        assert json.loads(answer)["objects"]
+    finally:
+        desks.stop()
+    assert desks.pids() == []
+
+
+def test_processes_are_taken_where_a_card_would_wait_for_outlines():
+    heavy = [make_servable(SPEC)]
+    light = [make_servable(ModelSpec(name="b", target="bilstm"))]
+    assert plan_desks(ServeConfig(), ["cpu"], heavy) == 0
+    assert plan_desks(ServeConfig(), ["cuda:0"], light) == 0
+    assert plan_desks(ServeConfig(), ["cuda:0"], heavy) >= 1
+    assert plan_desks(ServeConfig(desks=3), ["cpu"], light) == 3
+    with pytest.raises(ConfigError, match="desks = -1"):
+        ServeConfig(desks=-1)
