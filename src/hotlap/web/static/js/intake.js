@@ -13,7 +13,11 @@ export function takeFiles(files) {
     say("notice", { key: "notice.noModel", kind: "warning" });
     return;
   }
-  for (const file of files) enqueue(addPicture(file.name || "pasted.png", file), "main");
+  for (const file of files) {
+    const picture = addPicture(file.name || "pasted.png", file);
+    say("added", picture);
+    enqueue(picture, "main");
+  }
 }
 
 async function walk(entry) {

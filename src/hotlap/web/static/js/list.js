@@ -93,6 +93,7 @@ const render = oncePerFrame(() => {
   }
   const busy = work.pictures.filter((picture) => BUSY.includes(picture.state)).length;
   const failed = work.pictures.filter((picture) => picture.state === "failed").length;
+  byId("clear").hidden = work.pictures.length === 0;
   byId("tally").textContent = work.pictures.length === 0 ? "" : [
     word("list.tally", { count: work.pictures.length }),
     ...(busy ? [word("list.busy", { count: busy })] : []),
@@ -109,7 +110,17 @@ export function stepPicture(by) {
   rows.get(picture.key)?.element.scrollIntoView({ block: "nearest" });
 }
 
+function startClearing() {
+  const dialog = byId("clearDialog");
+  byId("clear").addEventListener("click", () => dialog.showModal());
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "ok") for (const picture of [...work.pictures]) removePicture(picture);
+    dialog.returnValue = "";
+  });
+}
+
 export function startList() {
+  startClearing();
   hear("pictures picture", render);
   onLanguage(render);
   render();

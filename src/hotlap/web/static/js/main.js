@@ -4,6 +4,7 @@ import { loadModels, startControls } from "./controls.js";
 import { byId } from "./dom.js";
 import { hear } from "./events.js";
 import { startIntake } from "./intake.js";
+import { startKeeping } from "./keeping.js";
 import { startKeys } from "./keys.js";
 import { startList } from "./list.js";
 import { showTab, startLooks } from "./looks.js";
@@ -35,10 +36,11 @@ async function start() {
   for (const button of document.querySelectorAll("[data-close]")) {
     button.addEventListener("click", () => button.closest("dialog").close());
   }
-  // A service that comes back may be another one, with other models.
+  // A service that comes back may be another one, with other models; and what one answers is known once it is loaded.
   hear("service", () => !isAway() && loadModels());
   poll(takeStatus);
   await loadModels();
+  await startKeeping();
   byId("app").dataset.ready = "";
 }
 

@@ -1,7 +1,7 @@
 // The service as it stands: devices, queues, cards, jobs; and whether it answers at all.
 
 import { byId, data, iconButton, make } from "./dom.js";
-import { hear, oncePerFrame } from "./events.js";
+import { hear, oncePerFrame, say } from "./events.js";
 import { waitingCount } from "./queue.js";
 import { ask, askJson, Away, isAway, Refused, tryNow } from "./service.js";
 import { work } from "./work.js";
@@ -20,7 +20,9 @@ const queued = () => Object.values(work.status?.models ?? {}).reduce((sum, model
 
 /** Keeps the status, and what is drawn of its past. */
 export function takeStatus(status) {
+  const changed = work.status?.ready !== status.ready;
   work.status = status;
+  if (changed) say("service");
   depths.push(queued());
   if (depths.length > HISTORY) depths.shift();
   render();

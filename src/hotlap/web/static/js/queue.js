@@ -9,12 +9,13 @@ const tasks = [];
 
 export const waitingCount = () => tasks.length;
 
-/** Sends a picture to a model; `kind` is "main", or "other" for the model that it is compared with. */
-export function enqueue(picture, kind) {
+/** Sends a picture to a model; `kind` is "main", or "other" for the model that it is compared with.
+ *  A model that tells classes gives the objects of one of them where `oneClass` names it. */
+export function enqueue(picture, kind, oneClass = null) {
   cancel(picture, kind);
+  const { threshold, umPerPx } = work;
   const model = kind === "main" ? work.model : work.otherModel;
-  const controller = new AbortController();
-  const task = { picture, kind, model, threshold: work.threshold, umPerPx: work.umPerPx, controller, busy: false };
+  const task = { picture, kind, model, threshold, umPerPx, oneClass, controller: new AbortController(), busy: false };
   tasks.push(task);
   show(task, { state: "waiting", sent: 0, error: "" });
   pump();
@@ -87,6 +88,7 @@ function sendOnce(task) {
   form.append("model", task.model);
   form.append("threshold", String(task.threshold));
   if (task.umPerPx) form.append("um_per_px", String(task.umPerPx));
+  if (task.oneClass !== null) form.append("class", String(task.oneClass));
   show(task, { state: "sending", sent: 0, error: "" });
   const onSent = (share) => show(task, share < 1 ? { state: "sending", sent: share } : { state: "running", sent: 1 });
   return upload("api/v1/segment", form, onSent, task.controller.signal);

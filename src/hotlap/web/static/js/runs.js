@@ -15,7 +15,7 @@ const when = (text) => {
 
 const path = (run) => `api/v1/runs/${run.run.split("/").map(encodeURIComponent).join("/")}/report`;
 
-/** Shows a report in a frame of its own, which can reach nothing of this page. */
+/** Shows a report in a frame of its own, which can reach nothing of this page; one that is not there yet is drawn. */
 async function open(run) {
   const frame = make("iframe", { sandbox: "allow-scripts", title: word("runs.frame", { name: run.run }) });
   if (hasToken()) frame.srcdoc = await (await ask(path(run))).text();
@@ -28,7 +28,7 @@ async function open(run) {
 }
 
 function row(run) {
-  const button = run.report === false ? "" : make("button", { type: "button", onclick: () => open(run) }, word("runs.open"));
+  const button = make("button", { type: "button", onclick: () => open(run) }, word("runs.open"));
   const verdict = make("span", { class: "verdict", translate: "no" }, run.verdict ?? "");
   const cells = [when(run.when), data(run.run), data(run.tool ?? ""), data(run.target ?? ""), verdict, button];
   return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));

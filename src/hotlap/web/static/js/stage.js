@@ -1,7 +1,7 @@
 // The middle of the page: the picture with its objects, and beside it the same picture as another model sees it.
 
 import { agreement } from "./agreement.js";
-import { byId } from "./dom.js";
+import { byId, make } from "./dom.js";
 import { afterQuiet, hear, oncePerFrame } from "./events.js";
 import { loadImage } from "./images.js";
 import { factsOf } from "./paint.js";
@@ -117,9 +117,12 @@ const tell = oncePerFrame(() => {
 
 function tellClasses(picture) {
   byId("classes").hidden = !picture.classes;
-  byId("classes").textContent = (picture.classes ?? [])
-    .map((found, i) => `${found.name ?? found.class ?? found.label ?? i}: ${number(found.share ?? found.score ?? NaN)}`)
-    .join(" · ");
+  const buttons = (picture.classes ?? []).map((found) => {
+    const share = `${fixed(100 * (found.share ?? NaN), 1)} %`;
+    const label = word("stage.class", { name: String(found.class), share });
+    return make("button", { type: "button", onclick: () => enqueue(picture, "main", found.class) }, label);
+  });
+  byId("classes").replaceChildren(...buttons);
 }
 
 const PANES = { waiting: "stage.waiting", held: "stage.held", sending: "stage.sending", running: "stage.running" };

@@ -43,11 +43,12 @@ export const objectsNow = () => objectsOf(work.current);
 export const objectById = (id) => objectsNow().find((object) => object.id === id);
 export const onlySelected = () => (work.selected.size === 1 ? objectById([...work.selected][0]) : undefined);
 
-export function addPicture(name, file) {
+export function addPicture(name, file, known = {}) {
   const picture = {
-    key: nextKey++, name, file, state: "waiting", sent: 0, error: "", image: null, width: 0, height: 0,
-    history: null, classes: null, model: "", threshold: 0, umPerPx: null, edited: false, seconds: null, other: null,
+    key: nextKey, name, file, state: "waiting", sent: 0, error: "", width: 0, height: 0, history: null,
+    classes: null, model: "", threshold: 0, umPerPx: null, edited: false, seconds: null, other: null, ...known,
   };
+  nextKey = Math.max(nextKey, picture.key) + 1;
   work.pictures.push(picture);
   say("pictures");
   if (!work.current) choosePicture(picture);
@@ -58,7 +59,6 @@ export function removePicture(picture) {
   const at = work.pictures.indexOf(picture);
   if (at < 0) return;
   work.pictures.splice(at, 1);
-  picture.image?.close?.();
   picture.state = "removed";
   say("pictures");
   say("removed", picture);
