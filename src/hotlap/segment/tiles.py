@@ -161,7 +161,8 @@ def join_tiles(maps: Tensor, plan: TilePlan, config: TileConfig) -> np.ndarray: 
     canvas = _Canvas(0, plan, config)
     for (top, left), of_tile in zip(plan.places(), maps, strict=True):
         canvas.add(of_tile, top, left)
-    return canvas.finish()
+    canvas.send()
+    return canvas.finish()[1]
 
 
 Waiting = tuple[_Canvas, int, int, np.ndarray]
