@@ -117,9 +117,10 @@ class _SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
         n, channels, height, width = x.shape
-        # Each place's channels side by side, whatever the layout: else SDPA falls back to storing every score.
-        places = self.spread(x).flatten(2).transpose(1, 2)  # [n, places, C]
-        qkv = F.linear(places, self.to_qkv.weight.flatten(1)).view(n, -1, 3, HEADS, channels // HEADS)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [n, heads, places, C / heads]
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.project(mixed.transpose(2, 3).reshape(n, channels, height, width))
+        qkv = self.to_qkv(self.spread(x))
+        # Fused attention wants the numbers of a head side by side, or it would make the matrix of all pairs after all.
+        beside = qkv.permute(0, 2, 3, 1).contiguous().view(n, height * width, 3, HEADS, channels // HEADS)
+        q, k, v = beside.permute(2, 0, 3, 1, 4).unbind(0)  # [n, heads, places, C / heads]
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, height, width, channels)
+        layout = torch.contiguous_format if qkv.is_contiguous() else torch.channels_last
+        return self.project(mixed.permute(0, 3, 1, 2).contiguous(memory_format=layout))
