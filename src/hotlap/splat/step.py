@@ -113,9 +113,10 @@ class TrainStep:
     def view_of(self, frame: Frame, degree: int) -> View:
         """How the kernels are to draw."""
         c = self.config
+        by_gradient = c.strategy == "budget" and c.densify_score == "gradient"
         return View(
             height=frame.height, width=frame.width, sh_degree=degree, raw=True, antialiased=c.antialiased,
-            absgrad=c.densify_signal == "abs" or c.strategy == "budget",
+            absgrad=c.densify_signal == "abs" or by_gradient,
         )  # fmt: skip
 
     def frame_of(self, key: Key) -> Frame:
