@@ -211,3 +211,14 @@ def test_asking_where_pictures_are_wrong_leaves_the_last_one_in_its_place(traine
     first, again = made._errors(4), made._errors(4)
     assert torch.equal(before[0], frame.target) and torch.equal(before[1], frame.which)
     assert torch.equal(first, again) and len(first) == made.state.count and float(first.sum()) > 0
+
+
+def test_an_update_leaves_the_gradients_that_it_is_given(trainer, device):
+    """Of several processes each replays the first half of a step into them, and reduces them, before the second."""
+    made = trainer(device, strategy="mcmc", max_splats=450)
+    frame = made.train_step.put((32, 48, 0), 0, made.stage.pictures[0].image, None)
+    grads = made.train_step.differentiate(frame, 0)
+    before = {name: (tensor, tensor.clone()) for name, tensor in grads.items()}
+    made.train_step.update(frame, grads)
+    for name, (tensor, value) in before.items():
+        assert grads[name] is tensor and torch.equal(tensor, value), name

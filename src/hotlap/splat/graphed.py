@@ -101,7 +101,7 @@ class GraphedSteps(EagerSteps):
     def _record(self, key: Key, degree: int) -> Callable[[], None]:
         step, frame = self._step, self._step.frame_of(key)
         self._most[key] = max(self._most.get(key, 0), self._draw_some(key, degree))
-        size = cuda_room.Key(step.state.device, 1, frame.height, frame.width)
+        size = cuda_room.Key(frame.which.device, 1, frame.height, frame.width)
         cuda_room.ROOM.reserve(size, int(ROOM * self._most[key]))
         frame.pairs.zero_()
         if step.reduce is None:

@@ -113,9 +113,10 @@ class TrainStep:
     def view_of(self, frame: Frame, degree: int) -> View:
         """How the kernels are to draw."""
         c = self.config
+        by_gradient = c.strategy == "budget" and c.densify_score == "gradient"
         return View(
             height=frame.height, width=frame.width, sh_degree=degree, raw=True, antialiased=c.antialiased,
-            absgrad=c.densify_signal == "abs" or c.strategy == "budget",
+            absgrad=c.densify_signal == "abs" or by_gradient,
         )  # fmt: skip
 
     def frame_of(self, key: Key) -> Frame:
@@ -217,7 +218,7 @@ class TrainStep:
         state, step = self.state, self.state.adam.step
         state.adam.lrs.copy_(self._base * torch.exp(self._log_decays * step))
         if self.config.strategy == "mcmc":
-            self._weigh(grads)
+            grads = self._weighed(grads)
         adam_step(state.adam, [grads[name] for name in state.learned], state.config, self._stepped())
         if self.beside.background is not None:
             self.beside.background.step(grads["backgrounds"])
@@ -260,14 +261,15 @@ class TrainStep:
         self.loss_sum.add_(apart.square().mean())
         return apart * (2 / apart.numel())
 
-    def _weigh(self, grads: Gradients) -> None:
-        """Adds the gradients of the mean opacity and the mean extent."""
-        state, c = self.state, self.config
+    def _weighed(self, grads: Gradients) -> Gradients:
+        """The gradients with those of the mean opacity and the mean extent; a replayed step needs the others again."""
+        state, c, found = self.state, self.config, dict(grads)
         if "opacities" in grads:
             opacities = torch.sigmoid(state["opacities"])
-            grads["opacities"] = grads["opacities"] + c.opacity_weight / state.num * opacities * (1 - opacities)
+            found["opacities"] = grads["opacities"] + c.opacity_weight / state.num * opacities * (1 - opacities)
         if "scales" in grads:
-            grads["scales"] = grads["scales"] + c.scale_weight / (3 * state.num) * torch.exp(state["scales"])
+            found["scales"] = grads["scales"] + c.scale_weight / (3 * state.num) * torch.exp(state["scales"])
+        return found
 
     def _shake(self, state: SplatState) -> None:
         rate = state.adam.lrs[state.learned.index("means")]

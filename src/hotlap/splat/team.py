@@ -68,6 +68,7 @@ class Together:
     def share_stats(self, state: SplatState) -> None:
         for name in ("stats.grad", "stats.count", "stats.world"):
             dist.all_reduce(state[name])
+        state["stats.world"].div_(self.size)  # it is divided by steps, not by how often a splat was seen
         dist.all_reduce(state["stats.max_radius"], dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
