@@ -37,6 +37,15 @@ def _typed(target: str) -> str:
     return shlex.quote(target)
 
 
+def _inputs(record: RunRecord) -> list[str]:
+    return [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
+
+
+def _options(record: RunRecord) -> list[str]:
+    options = (record.config.get("workload") or {}).items()
+    return [word for name, value in options for word in ("--set", shlex.quote(f"workload.{name}={value}"))]
+
+
 def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """A lap that found something faster says how to use it."""
     for record in records:
@@ -94,11 +103,10 @@ def _bench_again(record: RunRecord, processes: int) -> str:
     if "bench" not in words:
         arms = ",".join(arm.name for arm in record.arms if arm.role != "context")
         words = ["hotlap", "bench", _typed(_target(record)), "--arms", shlex.quote(arms)]
-        words += [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
+        words += _inputs(record)
         for flag in ("mode", "batch"):
             words += [f"--{flag}", str(record.config[flag])] if record.config.get(flag) else []
-        for name, value in (record.config.get("workload") or {}).items():
-            words += ["--set", shlex.quote(f"workload.{name}={value}")]
+        words += _options(record)
     return " ".join([*words, "--processes", str(processes)])
 
 
@@ -123,7 +131,8 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    target = _typed(next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET"))
+    known = next((record for record in records if _target(record) != "TARGET"), None)
+    target = " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
     mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
     if "tune" in kinds and "bench" not in kinds:
         yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")
