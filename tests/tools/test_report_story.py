@@ -148,6 +148,9 @@ def test_what_is_proposed_runs_the_same_model():
     commands = [step.command for step in next_steps([benched])]
     same = "net.py:make --input 3x8x8 --input 4 --set workload.width=16"
     assert f"hotlap profile {same}" in commands and f"hotlap tune {same} --for infer" in commands
+    checked = dataclasses.replace(fake_records.doctor(), config=config)
+    (unknown,) = answers([checked, checked], "What changed?")
+    assert unknown.command == f"hotlap tune {same}"
 
 
 def test_records_of_several_machines_are_told_apart():

@@ -37,6 +37,12 @@ def _typed(target: str) -> str:
     return shlex.quote(target)
 
 
+def same_model(records: Sequence[RunRecord]) -> str:
+    """The target of these records with the inputs and options that make it the same model, as a shell takes it."""
+    known = next((record for record in records if record.config.get("target")), None)
+    return " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
+
+
 def _inputs(record: RunRecord) -> list[str]:
     return [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
 
@@ -131,8 +137,7 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    known = next((record for record in records if _target(record) != "TARGET"), None)
-    target = " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
+    target = same_model(records)
     mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
     if "tune" in kinds and "bench" not in kinds:
         yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")
