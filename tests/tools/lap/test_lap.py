@@ -121,6 +121,7 @@ def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
     assert [(piece.name, piece.arm, piece.predicted, piece.measured) for piece in found] == [
         ("compile", "cpu:compile", 1.5, 2.0), ("fused optimizer", "cpu:fused", 1.2, 2.0),
     ]  # fmt: skip
+    assert [piece.score for piece in found] == [pytest.approx(2.0 / 1.5), pytest.approx(2.0 / 1.2)]
     assert [row.role for row in lap_of(record).table] == ["before", "batch", "after", "advice", "advice"]
 
 
