@@ -302,6 +302,19 @@ def test_a_short_budget_cuts_the_bench_down_to_no_fewer_than_five_processes(aske
     assert bench_processes(lap) == given
 
 
+@pytest.mark.parametrize(("spent", "processes", "memory"), [(100.0, 8, True), (590.0, 5, False)])
+def test_a_bench_in_a_hurry_takes_its_memory_from_the_search(tmp_path, monkeypatch, spent, processes, memory):
+    asked, told = [], []
+    monkeypatch.setattr(bench_tool, "bench", lambda config, emit: asked.append(config))
+    monkeypatch.setattr(Round, "baseline", parse_arm("cpu"))
+    monkeypatch.setattr(Round, "batch", 16)
+    monkeypatch.setattr(Round, "winner", (parse_arm("cpu:fused"), 16))
+    seconds = {"baseline": 20.0, "tune": spent - 20.0}
+    real.bench(Round(LapConfig(target="net", budget="10m"), tmp_path, told.append, seconds=seconds))
+    assert (asked[0].processes, asked[0].memory) == (processes, memory)
+    assert ["5 of 8 processes" in event.text for event in told] == [True] * (not memory)
+
+
 def test_the_second_profile_leaves_the_bench_its_time(tmp_path, monkeypatch):
     config = LapConfig(target="net", budget="10m")
     lap = Round(config, tmp_path, seconds={"baseline": 40.0, "profile-before": 30.0, "tune": 400.0})
