@@ -189,16 +189,35 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
     most about half a million samples, evenly spread.
     """
     step = max(1, int(np.sqrt(pixels.size / 500_000)))
-    floor, ceiling = np.percentile(pixels[::step, ::step], (low, high))
+    floor, ceiling = (_percentile_bytes if pixels.dtype == np.uint8 else np.percentile)(
+        pixels[::step, ::step], (low, high)
+    )
     if ceiling <= floor:
         floor, ceiling = float(pixels.min()), float(pixels.max())
     stretch = 255.0 / (ceiling - floor) if ceiling > floor else 0.0
     kind = pixels.dtype
     if kind in (np.uint8, np.uint16):  # few values: each is worked out once
-        made = _stretched(np.arange(np.iinfo(kind).max + 1), floor, stretch)[pixels]
+        table = _stretched(np.arange(np.iinfo(kind).max + 1), floor, stretch)
+        made = _looked_up(pixels, table) if kind == np.uint8 else table[pixels]
     else:
         made = _stretched(pixels, floor, stretch)
     return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
+
+
+def _percentile_bytes(samples: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
+    """What ``np.percentile`` gives for bytes, by counting them: sorting takes longer."""
+    reached = np.cumsum(np.bincount(samples.ravel(), minlength=256))
+    found = []
+    for share in shares:
+        place = share / 100 * (reached[-1] - 1)
+        low, high = np.searchsorted(reached, [np.floor(place), np.ceil(place)], side="right").tolist()
+        found.append(low + (high - low) * (place - np.floor(place)))
+    return found[0], found[1]
+
+
+def _looked_up(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Each byte's entry of a table, three times as fast as by indexing."""
+    return np.frombuffer(bytearray(pixels.tobytes().translate(table.tobytes())), np.uint8).reshape(pixels.shape)
 
 
 def _stretched(values: np.ndarray, floor: float, stretch: float) -> np.ndarray:  # uint8

@@ -15,6 +15,7 @@ import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.kernels.instances.op import hulls, sums, trace
+from hotlap.kernels.instances.reference import Rings
 from hotlap.segment.contours import ring_areas
 
 
@@ -87,8 +88,12 @@ def measure_objects(
     probability: np.ndarray | None = None,  # [H, W]
     *,
     um_per_px: float | None = None,
+    rings: Rings | None = None,
 ) -> list[ObjectMetrics]:
-    """The metrics of every object of a label picture, by label; without probabilities the confidence is NaN."""
+    """The metrics of every object of a label picture, by label; without probabilities the confidence is NaN.
+
+    ``rings`` are what ``trace`` gives for the labels, where it is known.
+    """
     if um_per_px is not None and not (0 < um_per_px < float("inf")):
         raise ConfigError(f"um_per_px = {um_per_px} is not valid", expected="micrometres per pixel, above 0")
     if probability is not None and probability.shape != labels.shape:
@@ -98,7 +103,7 @@ def measure_objects(
     num = int(labels.max(initial=0))
     values = np.full(labels.shape, np.nan, np.float32) if probability is None else probability
     totals, spans = sums(labels, values, num)
-    points, starts, owners = trace(labels)
+    points, starts, owners = trace(labels) if rings is None else rings
     present = np.flatnonzero(totals[:, 0])
     feret = _feret(points, starts, owners, present + 1)
     holes = _holes(labels, points, starts, owners, spans)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hotlap.data.micrograph import normalise
 from hotlap.data.outline import Outline
+from hotlap.kernels.instances.op import trace
 from hotlap.segment.contours import outlines
 from hotlap.segment.instances import SplitConfig, split
 from hotlap.segment.network import Predictor
@@ -56,10 +57,11 @@ def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = 
     """The objects that maps show, outlined and measured."""
     labels = split(maps, names, config.split)
     foreground = maps[names.index("foreground")]
+    rings = trace(labels)
     return Segmented(
         labels,
-        outlines(labels, tolerance=config.simplify_px),
-        measure_objects(labels, foreground, um_per_px=config.um_per_px),
+        outlines(labels, tolerance=config.simplify_px, rings=rings),
+        measure_objects(labels, foreground, um_per_px=config.um_per_px, rings=rings),
     )
 
 

@@ -68,16 +68,17 @@ def watershed_kernel(levels, mask, labels):
     first, last = np.full(NUM_LEVELS, -1, np.int32), np.full(NUM_LEVELS, -1, np.int32)
     lowest = NUM_LEVELS
     steps_y, steps_x = (-1, 0, 0, 1), (0, -1, 1, 0)
-    for start in range(height * width):
-        if labels[start // width, start % width] == 0:
-            continue
-        level = levels[start // width, start % width]
-        if first[level] < 0:
-            first[level] = start
-        else:
-            following[last[level]] = start
-        last[level] = start
-        lowest = min(lowest, level)
+    for y in range(height):
+        for x in range(width):
+            if labels[y, x] == 0:
+                continue
+            level, start = levels[y, x], y * width + x
+            if first[level] < 0:
+                first[level] = start
+            else:
+                following[last[level]] = start
+            last[level] = start
+            lowest = min(lowest, level)
     while lowest < NUM_LEVELS:
         here = first[lowest]
         if here < 0:
@@ -123,9 +124,11 @@ def sides_kernel(labels, heights, sides, levels):
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
+            if label == 0:
+                continue
             for n in range(2):
                 to_y, to_x = y + n, x + 1 - n
-                if label == 0 or to_y >= height or to_x >= width:
+                if to_y >= height or to_x >= width:
                     continue
                 other = labels[to_y, to_x]
                 if other == 0 or other == label:
@@ -144,7 +147,8 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
     height, width = labels.shape
     for y in range(height):
         for x in range(width):
-            tops[labels[y, x]] = max(tops[labels[y, x]], heights[y, x])
+            if labels[y, x] != 0:
+                tops[labels[y, x]] = max(tops[labels[y, x]], heights[y, x])
     for n in order:
         a, b = _root(parent, sides[n, 0]), _root(parent, sides[n, 1])
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
@@ -154,7 +158,8 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
         parent[label] = parent[parent[label]]  # a lower number's root is known by now
     for y in range(height):
         for x in range(width):
-            labels[y, x] = parent[labels[y, x]]
+            if labels[y, x] != 0:
+                labels[y, x] = parent[labels[y, x]]
 
 
 @njit(**FAST)
@@ -164,13 +169,13 @@ def renumber_kernel(labels, num, min_area, out):
     height, width = labels.shape
     for y in range(height):
         for x in range(width):
-            areas[labels[y, x]] += 1
-    areas[0] = 0
+            if labels[y, x] != 0:
+                areas[labels[y, x]] += 1
     count = 0
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
-            if areas[label] >= min_area and numbers[label] == 0:
+            if label != 0 and areas[label] >= min_area and numbers[label] == 0:
                 count += 1
                 numbers[label] = count
             out[y, x] = numbers[label]
