@@ -69,9 +69,9 @@ class House:
 
     async def start(self) -> None:
         command = [sys.executable, "-m", "hotlap", "serve", "model=cells", "--weights", f"model={self.folder / 'w.pt'}"]
-        command += ["--set=workload.model=unet", "--set=workload.size=128", "--batch", "4", "--queue-rows", "24"]
+        command += ["--set=workload.model=unet", "--set=workload.size=64", "--batch", "4", "--queue-rows", "24"]
         command += ["--port", str(self.port), "--desks", "1", "--no-tuned", "--device", "cpu", "--max-body-mb", "4"]
-        command += ["--jobs", str(self.folder / "jobs.sqlite"), "--deadline-s", "60", "--drain-s", "60"]
+        command += ["--jobs", str(self.folder / "jobs.sqlite"), "--deadline-s", "120", "--drain-s", "60"]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         self.life += 1
         await self.wait_until_ready()
@@ -124,14 +124,14 @@ def prepare(folder: Path) -> tuple[list[bytes], list[int]]:
     from hotlap.segment.served import SegmentServable
 
     torch.manual_seed(0)
-    net = build_net("unet", maps=2, width=4).eval()
-    drawn = [draw_cells(n, size=96 + 24 * n, seed=0)[0] for n in range(8)]
+    net = build_net("unet", maps=2, width=2).eval()
+    drawn = [draw_cells(n, size=48 + 12 * n, seed=0)[0] for n in range(8)]
     with torch.no_grad():
         pixels = torch.from_numpy(drawn[4]).permute(2, 0, 1)[None] / 255
         net.head.weight *= 4 / net(pixels).std()
         net.head.bias -= net(pixels).mean((0, 2, 3))
     torch.save(net.state_dict(), folder / "w.pt")
-    options = {"model": "unet", "size": 128}
+    options = {"model": "unet", "size": 64}
     servable = SegmentServable(ModelSpec(name="m", target="cells", options=options, weights=str(folder / "w.pt")))
     loaded = servable.load("cpu")
     files, counts = [], []
@@ -190,9 +190,9 @@ class Soak:
 
     async def floods(self) -> None:
         while self.goes_on():
-            await asyncio.sleep(20)
+            await asyncio.sleep(25)
             if self.house.up.is_set():
-                await asyncio.gather(*(self.ask_good(n % len(self.files)) for n in range(80)))
+                await asyncio.gather(*(self.ask_good(n % len(self.files)) for n in range(60)))
 
     async def bad_ones(self) -> None:
         paths = {"threshold": f"{SEGMENT}&threshold=7", "model": "/api/v1/segment?model=nobody"}
@@ -222,7 +222,7 @@ class Soak:
 
     async def kills(self) -> None:
         while self.goes_on():
-            await asyncio.sleep(45)
+            await asyncio.sleep(75)
             if not self.house.up.is_set():
                 continue
             parts = self.house.parts()
@@ -285,7 +285,7 @@ class Soak:
     async def run(self, minutes: float) -> dict[str, Any]:
         await self.house.start()
         self.until, began = time.monotonic() + 60 * minutes, time.monotonic()
-        work = [self.steady() for _ in range(6)] + [self.floods(), self.bad_ones(), self.kills(), self.jobs()]
+        work = [self.steady() for _ in range(4)] + [self.floods(), self.bad_ones(), self.kills(), self.jobs()]
         code, *_ = await asyncio.gather(self.restart(30 * minutes), self.watch(), *work)
         ended = await self.settle_jobs()
         _, metrics = await get(self.house.port, "/metrics")
