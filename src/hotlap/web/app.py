@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 import hotlap
@@ -74,7 +75,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    for kind in (HotlapError, HTTPException, RequestValidationError, Exception):
+    for kind in (HotlapError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, handle_fault)
     app.include_router(protocol_routes(service))
     app.include_router(picture_routes(service, settings.max_files))
