@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.serve_client import Client
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a service's worker; for every arm, before torch is imported
-NUM_PICTURES = 24
+NUM_PICTURES = 12
 AGREE = 0.02
 """Counts and areas may differ by this share: other batches round otherwise."""
 WARM_UP = "from hotlap.measure.servable import ModelSpec as S; from hotlap.segment.served import SegmentServable as V; "
@@ -283,7 +283,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=64, help="connections in all")
     parser.add_argument("--client-processes", type=int, default=4)
     parser.add_argument("--desks", type=int, default=max(1, cores - 3))
-    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--train-s", type=float, default=20.0)
     parser.add_argument("--train-size", type=int, default=256)
     parser.add_argument("--train-batch", type=int, default=16)

@@ -48,8 +48,9 @@ class _Unpacker(pickle.Unpickler):
         place, size, dtype, shape, stride, offset = named
         if place < 0:
             return torch.empty(shape, dtype=dtype)
-        storage = torch.UntypedStorage._new_shared_fd_cpu(self._descriptors[place], size)
-        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)  # type: ignore[call-overload]
+        kind: Any = torch.UntypedStorage
+        storage = kind._new_shared_fd_cpu(self._descriptors[place], size)
+        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
 def send(pipe: Any, message: Any) -> None:
