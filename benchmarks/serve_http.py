@@ -113,11 +113,17 @@ def time_model(given: argparse.Namespace, weights: Path, pictures: list[bytes]) 
         "host_images_per_s": _rate(partial(_there_and_back, loaded, rows), given.rows, given.seconds / 2),
         "one_picture_s": one_s,
         "answer": _summary(answer),
+        "objects": [_find(servable, loaded, picture)["objects"] for picture in pictures],
     }
     del loaded, compute
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return found
+
+
+def _find(servable: Any, loaded: Any, picture: bytes) -> dict[str, float]:
+    decoded = servable.decode(picture, {}, loaded.signature)
+    return _summary(servable.finish(loaded.run(decoded.rows), decoded.facts, {}))
 
 
 def _there_and_back(loaded: Any, rows: Any) -> None:
@@ -258,7 +264,7 @@ def agrees(answer: dict[str, Any], want: dict[str, float]) -> bool:
 def show(found: dict[str, Any]) -> None:
     alone = found["alone"]
     own = statistics.median(alone["resident_images_per_s"])
-    print(f"{found['trained']}; first picture: {alone['answer']}")
+    print(f"{found['trained']}; objects in the pictures: {alone['objects']}, of about 200 that were drawn")
     print(f"resident  {own:8.1f} images/s; from host to host {statistics.median(alone['host_images_per_s']):.1f}")
     for name, arm in found["arms"].items():
         if arm["failures"] or not agrees(arm["answer"], alone["answer"]):
