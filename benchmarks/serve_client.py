@@ -29,6 +29,9 @@ class Client:
     async def open(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
 
+    def close(self) -> None:
+        self._writer.close()
+
     async def ask(self, picture: bytes) -> tuple[int, bytes]:
         """Status and body of the answer to one picture."""
         body, kind = picture, "image/jpeg"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -209,3 +211,30 @@ def test_metrics_are_text_that_prometheus_reads(serve):
     assert 'hotlap_requests_total{ended="ok",model="double"} 1' in text
     assert 'hotlap_queue_rows{model="double"} 0' in text
     assert "# TYPE hotlap_request_seconds histogram" in text
+
+
+def test_nothing_of_a_request_stays_when_it_is_answered(serve):
+    """Pictures lie in shared memory, each an open file: they may not wait for a collection of cycles."""
+    seen = []
+
+    class Watching(FakeRunner):
+        def run(self, model, rows):
+            out = super().run(model, rows)
+            seen.extend(weakref.ref(tensor) for tensor in (*rows, *out))
+            return out
+
+    service = serve(Watching(rows=4), max_delay_s=0.0)
+
+    async def clients():
+        for i in range(6):
+            await service.answer("double", str(i).encode())
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(clients())
+        alive = sum(ref() is not None for ref in seen)
+    finally:
+        gc.enable()
+    assert len(seen) == 12
+    assert alive <= 2, "those of the last request at most"
