@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 import weakref
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from serve_fakes import FakeRunner, FakeServable, rows_of
 
-from hotlap.base.errors import ShapeError, UnknownName, UsageError
+from hotlap.base.errors import EnvironmentUnusable, ShapeError, UnknownName, UsageError
 from hotlap.tools.serve import Service, ServiceSettings
+from hotlap.tools.serve.desk import LocalDesk
 from hotlap.tools.serve.refusal import DeadlineExceeded, NotReady, QueueFull, ShuttingDown
 
 
@@ -238,3 +240,23 @@ def test_nothing_of_a_request_stays_when_it_is_answered(serve):
         gc.enable()
     assert len(seen) == 12
     assert alive <= 2, "those of the last request at most"
+
+
+def test_a_service_that_cannot_finish_answers_says_why_and_is_not_ready():
+    class Broken(LocalDesk):
+        def start(self):
+            raise EnvironmentUnusable("the desk has no legs")
+
+    servables = {"double": FakeServable()}
+    service = Service(servables, [FakeRunner()], desk=Broken(servables))
+    service.start()
+    assert not service.wait_until_ready(20) and "the desk has no legs" in service.failed
+    service.drain(5)
+
+
+def test_a_file_is_not_had_from_a_model_that_gives_none(serve):
+    service = serve(FakeRunner())
+    with pytest.raises(UsageError, match="model 'double' answers with no file"):
+        asyncio.run(service.answer_file("double", b"1"))
+    text = asyncio.run(service.answer_json("double", b"1 2"))
+    assert json.loads(text)["values"] == [2, 4] and json.loads(text)["seconds"]["all"] >= 0
