@@ -1,12 +1,16 @@
-"""How much of a model's own batched rate is left over HTTP, and how does LitServe do with the same model?
+"""How much of a model's own batched rate is left over HTTP, JPEG in and polygons out, and how does LitServe do?
 
-    python -m benchmarks.serve_http --out serve_http.json [--target unet] [--device cuda:0] [--rows 32] [--seconds 20]
+    python -m benchmarks.serve_http --model hrnet --device cuda:0 --arm cuda:bf16+channels_last --out serve_hrnet.json
 
-Three arms in one run, one after the other, twice round: the model alone on resident batches; ``hotlap serve``; LitServe
-with the same decoding, model and finishing, where it is installed. Clients send JPEG bytes over kept connections and
-read JSON. A service must first give the model's own classes for a picture, or no number of it is printed. LitServe and
-its wheels (pyzmq, and what FastAPI needs) may lie in a folder on PYTHONPATH; they are pure Python but for pyzmq,
-pydantic-core.
+Arms of one run: ``resident``, full batches that lie on the device, through the model, waited for one by one; ``host``,
+the same from host memory to host memory; ``hotlap``, ``hotlap serve``; ``litserve``, LitServe with the same decoding,
+model and finishing, where it is installed. Pictures are drawn from a seed, 1024x1024. The network is trained on drawn
+cells for a few seconds first: fresh weights would find noise, and finishing noise takes another time than finishing
+objects. Several processes of clients send pictures over kept connections and ask again when they are answered. A
+service must first find the objects that the model finds by itself, or no rate of it is printed.
+
+Needed beside torch, numpy, scipy, pillow and numba: fastapi, uvicorn, httptools, python-multipart, pydantic; for the
+other arm litserve and pyzmq. They may lie in a folder on PYTHONPATH, put there by ``pip install --target``.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import io
 import json
 import os
+import platform
 import re
 import signal
 import statistics
@@ -25,194 +29,216 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from benchmarks.serve_client import Client
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a service's worker; for every arm, before torch is imported
-HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+NUM_PICTURES = 12
+AGREE = 0.02
+"""Counts and areas may differ by this share: other batches round otherwise."""
+WARM_UP = "from hotlap.measure.servable import ModelSpec as S; from hotlap.segment.served import SegmentServable as V; "
+WARM_UP += "V(S(name='m', target='cells')).warm_up()"
 
 
-def jpegs(count: int, size: int) -> list[bytes]:
-    """Pictures of drawn shapes, as a camera would send them."""
-    import torch
+def draw_pictures(folder: Path, size: int) -> None:
+    """JPEG files of drawn cells."""
     from PIL import Image
 
-    from hotlap.data.drawn_shapes import draw_shapes
+    from hotlap.data.drawn_cells import draw_cells
 
-    images, _ = draw_shapes(torch.arange(count), size=size, seed=0, device=torch.device("cpu"))
-    found = []
-    for image in images:
-        pixels = (image.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, "JPEG", quality=90)
-        found.append(out.getvalue())
+    for number in range(NUM_PICTURES):
+        pixels, _ = draw_cells(1000 + number, size=size, seed=0)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.jpg", quality=90)
+
+
+def train(given: argparse.Namespace, file: Path) -> dict[str, float]:
+    """Writes weights after some seconds of training on drawn cells; steps taken and the last loss."""
+    import torch
+
+    from hotlap.device.seed import generator, seed_everything
+    from hotlap.segment.cells import cells
+
+    device = torch.device(given.device)
+    seed_everything(0)
+    workload = cells(model=given.model, width=given.width, size=given.train_size, batch=given.train_batch, lr=1e-3)
+    model = workload.build_model().to(device, memory_format=torch.channels_last)
+    optimizer = workload.optimizer(model)
+    kind = torch.bfloat16 if device.type == "cuda" else None
+    batches = [workload.make_batch(given.train_batch, device, generator(seed)) for seed in range(8)]
+    until, steps = time.perf_counter() + given.train_s, 0
+    while time.perf_counter() < until:
+        with torch.autocast(device.type, dtype=kind, enabled=kind is not None):
+            total, count = workload.loss(model, batches[steps % len(batches)])
+        optimizer.zero_grad(set_to_none=True)
+        (total / count).backward()
+        optimizer.step()
+        steps += 1
+        loss = float(total.detach() / count)
+    torch.save(model.state_dict(), file)
+    return {"steps": steps, "loss": loss}
+
+
+def model_spec(given: argparse.Namespace, weights: Path) -> Any:
+    from hotlap.measure.servable import ModelSpec
+
+    return ModelSpec(
+        name="model", target="cells", options=_options(given), weights=str(weights), arm=given.arm, rows=given.rows
+    )  # fmt: skip
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    return {"model": given.model, "size": given.size, **({"width": given.width} if given.width else {})}
+
+
+def time_model(given: argparse.Namespace, weights: Path, pictures: list[bytes]) -> dict[str, Any]:
+    """Images a second of the model alone, both ways, and what it finds in the first picture."""
+    import torch
+
+    from hotlap.tools.serve.plan import make_servable
+
+    servable = make_servable(model_spec(given, weights))
+    loaded = servable.load(given.device)
+    decoded = servable.decode(pictures[0], {}, loaded.signature)
+    answer = servable.finish(loaded.run(decoded.rows), decoded.facts, {})
+    rows = [decoded.rows] * given.rows
+    begun = time.perf_counter()
+    servable.finish(loaded.run(decoded.rows), decoded.facts, {})
+    one_s = time.perf_counter() - begun
+    compute = loaded.resident(rows)
+    found: dict[str, Any] = {
+        "resident_images_per_s": _rate(compute, given.rows, given.seconds / 2),
+        "host_images_per_s": _rate(partial(_there_and_back, loaded, rows), given.rows, given.seconds / 2),
+        "one_picture_s": one_s,
+        "answer": _summary(answer),
+        "objects": [_find(servable, loaded, picture)["objects"] for picture in pictures],
+    }
+    del loaded, compute
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return found
 
 
-def model_spec(given: argparse.Namespace) -> Any:
-    from hotlap.measure.servable import ModelSpec
-
-    options = json.loads(given.options)
-    return ModelSpec(name="model", target=given.target, options=options, arm=given.arm, rows=given.rows)
+def _find(servable: Any, loaded: Any, picture: bytes) -> dict[str, float]:
+    decoded = servable.decode(picture, {}, loaded.signature)
+    return _summary(servable.finish(loaded.run(decoded.rows), decoded.facts, {}))
 
 
-def time_alone(given: argparse.Namespace, pictures: list[bytes]) -> dict[str, Any]:
-    """Images a second of full batches that lie in host memory, through the model and back; and one right answer."""
-    import torch
+def _there_and_back(loaded: Any, rows: Any) -> None:
+    loaded.begin(rows)()
 
-    from hotlap.measure.served_workload import WorkloadServable
 
-    servable = WorkloadServable(model_spec(given))
-    loaded = servable.load(given.device)
-    decoded = servable.decode(pictures[0], {}, loaded.signature)
-    batch = (decoded.rows[0].repeat(given.rows, 1, 1, 1),)
-    answer = servable.finish(tuple(t[:1] for t in loaded.run(batch)), decoded.facts, {})
-    began, runs = time.perf_counter(), 0
-    while time.perf_counter() - began < given.seconds / 2:
-        loaded.run(batch)
-        runs += 1
-    rate = runs * given.rows / (time.perf_counter() - began)
-    del loaded
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return {"images_per_s": rate, "answer": answer["classes"]}
+def _rate(work: Any, rows: int, seconds: float) -> list[float]:
+    """Images a second of each batch."""
+    for _ in range(3):
+        work()
+    found, until = [], time.perf_counter() + seconds
+    while (began := time.perf_counter()) < until:
+        work()
+        found.append(rows / (time.perf_counter() - began))
+    return found
+
+
+def _summary(answer: dict[str, Any]) -> dict[str, float]:
+    objects = answer["objects"]
+    points = sum(len(one["polygon"]) for one in objects)
+    return {"objects": len(objects), "area": sum(one["metrics"]["area"] for one in objects), "points": points}
 
 
 @contextlib.contextmanager
-def process(command: list[str], until: str) -> Iterator[str]:
+def process(command: list[str], until: str = "") -> Iterator[str]:
     """A service in a process of its own, once it has said ``until``; gives all that it said by then."""
     with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up and stop the service
         started = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
         try:
-            while until not in (heard := _read(log)):
+            while until not in (heard := os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")):
                 if started.poll() is not None:
                     raise SystemExit(f"{command[:5]} ended with: {heard[-2000:]}")
                 time.sleep(0.1)
             yield heard
         finally:
             started.send_signal(signal.SIGTERM)
-            try:
-                started.wait(60)
-            except subprocess.TimeoutExpired:
-                started.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.wait(30)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)  # LitServe leaves its own processes, which would keep the port
 
 
-def _read(log: IO[str]) -> str:
-    return os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
-
-
 @contextlib.contextmanager
-def hotlap_serve(given: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    options = [f"--set=workload.{key}={value}" for key, value in json.loads(given.options).items()]
-    command = [
-        sys.executable,
-        "-m",
-        "hotlap",
-        "serve",
-        f"model={given.target}",
-        "--port",
-        "0",
-        "--device",
-        given.device,
-    ]
-    command += ["--batch", str(given.rows), "--queue-rows", str(8 * given.clients), "--threads", str(given.threads)]
-    command += ["--no-tuned"] if not given.arm else []
-    with process([*command, *options], "Ready:") as heard:
+def hotlap_serve(given: argparse.Namespace, weights: Path) -> Iterator[tuple[int, str, str]]:
+    command = [sys.executable, "-m", "hotlap", "serve", "model=cells", "--weights", f"model={weights}"]
+    command += ["--port", "0", "--device", given.device, "--batch", str(given.rows), "--desks", str(given.desks)]
+    command += ["--queue-rows", str(8 * given.clients), "--deadline-s", "120", "--no-tuned"]
+    command += ["--jobs", str(weights.with_name("jobs.sqlite")), *(["--arm", given.arm] if given.arm else [])]
+    command += [f"--set=workload.{key}={value}" for key, value in _options(given).items()]
+    with process(command, "Ready:") as heard:
         found = re.search(r"127\.0\.0\.1:(\d+)", heard)
         assert found is not None
-        yield int(found[1]), "/api/v1/segment?model=model"
+        yield int(found[1]), "/api/v1/segment?model=model", ""
 
 
 @contextlib.contextmanager
-def lit_serve(given: argparse.Namespace) -> Iterator[tuple[int, str]]:
-    arguments = [
-        f"--{name}={getattr(given, name)}" for name in ("target", "device", "rows", "options", "arm", "threads")
-    ]
-    command = [sys.executable, "-m", "benchmarks.serve_http", "--as-litserve", str(given.port), *arguments]
-    with process(command, ""):
-        yield given.port, "/predict"
+def lit_serve(given: argparse.Namespace, weights: Path) -> Iterator[tuple[int, str, str]]:
+    names = ("model", "size", "width", "device", "rows", "arm", "lit_workers")
+    settings = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
+    command = [sys.executable, "-m", "benchmarks.serve_http", "--as-litserve", str(given.port), *settings]
+    with process([*command, "--weights", str(weights)]):
+        yield given.port, "/predict", "picture"
 
 
-class Client:
-    """One kept connection."""
-
-    def __init__(self, port: int, path: str, form: bool) -> None:
-        self._port, self._path, self._form = port, path, form
-
-    async def open(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-
-    async def ask(self, picture: bytes) -> tuple[int, bytes]:
-        body, kind = picture, "image/jpeg"
-        if self._form:
-            edge = b'--edge\r\nContent-Disposition: form-data; name="picture"; filename="a"\r\n\r\n'
-            body, kind = edge + picture + b"\r\n--edge--\r\n", "multipart/form-data; boundary=edge"
-        head = HEAD.format(path=self._path, kind=kind, length=len(body)).encode()
-        self._writer.write(head + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)
-        assert length is not None, answer
-        return int(answer.split(None, 2)[1]), await self._reader.readexactly(int(length[1]))
-
-
-async def _first_answer(client: Client, picture: bytes) -> tuple[int, bytes]:
-    """What the service says to the first picture, asked until it listens; loading may take a while."""
-    until = time.perf_counter() + 120
+async def first_answer(port: int, path: str, form: str, picture: bytes) -> dict[str, Any]:
+    """What the service finds in the first picture, asked until it listens; loading may take a while."""
+    client, until = Client(port, path, form), time.perf_counter() + 180
     while True:
         try:
             await client.open()
-            return await client.ask(picture)
+            status, body = await client.ask(picture)
+            return {"status": status, **(_summary(json.loads(body)) if status == 200 else {"said": body.decode()})}
         except (OSError, asyncio.IncompleteReadError):
             if time.perf_counter() > until:
                 raise
             await asyncio.sleep(0.2)
 
 
-async def load(port: int, path: str, form: bool, pictures: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
-    """Images a second, latencies and failures of so many clients who ask again as soon as they are answered."""
-    status, answer = await _first_answer(Client(port, path, form), pictures[0])
-    latencies: list[float] = []
-    failures = 0
-    end = time.perf_counter() + seconds + 2.0
-    begin = end - seconds
-
-    async def one(number: int) -> None:
-        nonlocal failures
-        client = Client(port, path, form)
-        await client.open()
-        turn = number
-        while (asked := time.perf_counter()) < end:
-            said, _ = await client.ask(pictures[turn % len(pictures)])
-            now = time.perf_counter()
-            turn += 1
-            if begin <= now <= end:
-                failures += said != 200
-                latencies.append(now - asked)
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
-    ordered = sorted(latencies)
-    quantiles = {f"p{q}_ms": 1e3 * ordered[min(len(ordered) - 1, q * len(ordered) // 100)] for q in (50, 95, 99)}
-    said = json.loads(answer)
-    rate = (len(latencies) - failures) / seconds
-    return {"images_per_s": rate, "failures": failures, **quantiles, "status": status, "answer": said.get("classes")}
+def load(given: argparse.Namespace, port: int, path: str, form: str, folder: Path) -> dict[str, Any]:
+    """Rate and latencies under clients of several processes, begun together."""
+    each = [str(given.clients // given.client_processes)] * given.client_processes
+    base = [sys.executable, "-m", "benchmarks.serve_client", str(port), path, form]
+    started = [
+        subprocess.Popen([*base, n, str(given.seconds), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for n in each
+    ]
+    time.sleep(1.5)  # until all have started
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.write(b"\n")
+        one.stdin.flush()
+    found = [json.loads(one.communicate(timeout=given.seconds + 120)[0]) for one in started]
+    latencies = sorted(ms for one in found for ms in one["latencies_ms"])
+    bad = sum(n for one in found for status, n in one["statuses"].items() if status != "200")
+    at = {f"p{q}_ms": latencies[min(len(latencies) - 1, q * len(latencies) // 100)] for q in (50, 95, 99)}
+    return {"images_per_s": len(latencies) / given.seconds, "failures": bad, **at, "latencies_ms": latencies}
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
-    size = json.loads(given.options).get("size", 128)
-    pictures = jpegs(64, size)
-    arms: dict[str, list[dict[str, Any]]] = {"alone": [], "hotlap": [], "litserve": []}
-    services = {"hotlap": (hotlap_serve, False), "litserve": (lit_serve, True)}
-    if not _has_litserve():
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    compiling = subprocess.Popen([sys.executable, "-c", WARM_UP])  # kernels land on disk for every later process
+    weights = folder / "weights.pt"
+    trained = train(given, weights)
+    draw_pictures(folder, given.size)
+    pictures = [file.read_bytes() for file in sorted(folder.glob("*.jpg"))]
+    compiling.wait()
+    alone = time_model(given, weights, pictures)
+    services: dict[str, Any] = {"hotlap": hotlap_serve, "litserve": lit_serve}
+    if not given.litserve or not _has_litserve():
         services.pop("litserve")
-        print("litserve is not installed: its arm is left out")
-    for _ in range(given.rounds):
-        arms["alone"].append(time_alone(given, pictures))
-        for name, (start, form) in services.items():
-            with start(given) as (port, path):
-                arms[name].append(asyncio.run(load(port, path, form, pictures, given.clients, given.seconds)))
-    return {"arms": arms, "settings": vars(given)}
+    arms: dict[str, Any] = {}
+    for name, start in services.items():
+        with start(given, weights) as (port, path, form):
+            answer = asyncio.run(first_answer(port, path, form, pictures[0]))
+            arms[name] = {"answer": answer, **load(given, port, path, form, folder)}
+    return {"trained": trained, "alone": alone, "arms": arms}
 
 
 def _has_litserve() -> bool:
@@ -221,48 +247,74 @@ def _has_litserve() -> bool:
     return importlib.util.find_spec("litserve") is not None
 
 
+def about() -> dict[str, Any]:
+    import torch
+
+    card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    return {"torch": torch.__version__, "card": card, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def agrees(answer: dict[str, Any], want: dict[str, float]) -> bool:
+    """Whether a service found what the model finds by itself."""
+    return answer.get("status") == 200 and all(
+        abs(answer[name] - want[name]) <= max(1, AGREE * want[name]) for name in ("objects", "area")
+    )
+
+
 def show(found: dict[str, Any]) -> None:
-    """A line for each arm; a service whose answer is not the model's gets no rate."""
-    arms = found["arms"]
-    alone = statistics.median(run["images_per_s"] for run in arms["alone"])
-    print(f"alone     {alone:9.1f} images/s")
-    for name in ("hotlap", "litserve"):
-        if not arms[name]:
+    alone = found["alone"]
+    own = statistics.median(alone["resident_images_per_s"])
+    print(f"{found['trained']}; objects in the pictures: {alone['objects']}, of about 200 that were drawn")
+    print(f"resident  {own:8.1f} images/s; from host to host {statistics.median(alone['host_images_per_s']):.1f}")
+    for name, arm in found["arms"].items():
+        if arm["failures"] or not agrees(arm["answer"], alone["answer"]):
+            print(f"{name:9} no rate: {arm['failures']} failures, first answer {arm['answer']}")
             continue
-        if any(run["answer"] != arms["alone"][0]["answer"] or run["failures"] for run in arms[name]):
-            print(f"{name:9} gave wrong answers or failures: {arms[name]}")
-            continue
-        rate = statistics.median(run["images_per_s"] for run in arms[name])
-        p99 = statistics.median(run["p99_ms"] for run in arms[name])
-        print(f"{name:9} {rate:9.1f} images/s, {100 * rate / alone:5.1f}% of alone, p99 {p99:.1f} ms")
+        rate, p50, p99 = arm["images_per_s"], arm["p50_ms"], arm["p99_ms"]
+        print(
+            f"{name:9} {rate:8.1f} images/s, {100 * rate / own:5.1f}% of resident, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        )
+
+
+def parse() -> argparse.Namespace:
+    cores = os.cpu_count() or 4
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", default="hrnet", help="hrnet, unet, resunet-small, ma-resunet")
+    parser.add_argument("--width", type=int, default=0, help="of the first level; 0 for the published one")
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--arm", default="", help="as cuda:bf16+channels_last")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=64, help="connections in all")
+    parser.add_argument("--client-processes", type=int, default=4)
+    parser.add_argument("--desks", type=int, default=max(1, cores - 3))
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--train-s", type=float, default=20.0)
+    parser.add_argument("--train-size", type=int, default=256)
+    parser.add_argument("--train-batch", type=int, default=16)
+    parser.add_argument("--litserve", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lit-workers", type=int, default=4)
+    parser.add_argument("--port", type=int, default=8765, help="for LitServe")
+    parser.add_argument("--as-litserve", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--target", default="unet")
-    parser.add_argument("--options", default="{}", help="of the target, as JSON")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--arm", default="", help="as cuda:bf16+channels_last, which must be the stored tuned profile's"
-    )
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 4)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--port", type=int, default=8765, help="for LitServe")
-    parser.add_argument("--as-litserve", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parse()
     if given.as_litserve:
         from benchmarks.serve_litserve import run_litserve
 
-        run_litserve(model_spec(given), given.device, given.rows, given.as_litserve)
+        spec = model_spec(given, given.weights)
+        run_litserve(spec, given.device, given.rows, given.lit_workers, given.as_litserve)
         return
-    found = measure(given)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(given, Path(folder))
     show(found)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1, default=str) + "\n")
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+        given.out.write_text(json.dumps({"settings": settings, "machine": about(), **found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -163,3 +163,11 @@ def test_an_arm_moves_to_the_device_it_is_served_on():
     assert arm_on("", "cpu").name == "cpu"
     with pytest.raises(UsageError, match="'cuda:bf16' cannot run on device 'cpu'"):
         arm_on("cuda:bf16", "cpu")
+
+
+def test_rows_of_several_requests_are_put_together_in_their_order(loaded):
+    images = load_target("unet", TINY).make_batch(3, torch.device("cpu"), generator(7))[0]
+    (want,) = loaded.run((images,))
+    (got,) = loaded.begin([(images[:1],), (images[1:],)])()
+    torch.testing.assert_close(got, want)
+    loaded.resident([(images,)])()

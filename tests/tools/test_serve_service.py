@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import threading
+import weakref
 
 import pytest
 import torch
 from serve_fakes import FakeRunner, FakeServable, rows_of
 
-from hotlap.base.errors import ShapeError, UnknownName, UsageError
+from hotlap.base.errors import EnvironmentUnusable, ShapeError, UnknownName, UsageError
 from hotlap.tools.serve import Service, ServiceSettings
+from hotlap.tools.serve.desk import LocalDesk
 from hotlap.tools.serve.refusal import DeadlineExceeded, NotReady, QueueFull, ShuttingDown
 
 
@@ -209,3 +213,50 @@ def test_metrics_are_text_that_prometheus_reads(serve):
     assert 'hotlap_requests_total{ended="ok",model="double"} 1' in text
     assert 'hotlap_queue_rows{model="double"} 0' in text
     assert "# TYPE hotlap_request_seconds histogram" in text
+
+
+def test_nothing_of_a_request_stays_when_it_is_answered(serve):
+    """Pictures lie in shared memory, each an open file: they may not wait for a collection of cycles."""
+    seen = []
+
+    class Watching(FakeRunner):
+        def run(self, model, rows):
+            out = super().run(model, rows)
+            seen.extend(weakref.ref(tensor) for tensor in (*rows, *out))
+            return out
+
+    service = serve(Watching(rows=4), max_delay_s=0.0)
+
+    async def clients():
+        for i in range(6):
+            await service.answer("double", str(i).encode())
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(clients())
+        alive = sum(ref() is not None for ref in seen)
+    finally:
+        gc.enable()
+    assert len(seen) == 12
+    assert alive <= 2, "those of the last request at most"
+
+
+def test_a_service_that_cannot_finish_answers_says_why_and_is_not_ready():
+    class Broken(LocalDesk):
+        def start(self):
+            raise EnvironmentUnusable("the desk has no legs")
+
+    servables = {"double": FakeServable()}
+    service = Service(servables, [FakeRunner()], desk=Broken(servables))
+    service.start()
+    assert not service.wait_until_ready(20) and "the desk has no legs" in service.failed
+    service.drain(5)
+
+
+def test_a_file_is_not_had_from_a_model_that_gives_none(serve):
+    service = serve(FakeRunner())
+    with pytest.raises(UsageError, match="model 'double' answers with no file"):
+        asyncio.run(service.answer_file("double", b"1"))
+    text = asyncio.run(service.answer_json("double", b"1 2"))
+    assert json.loads(text)["values"] == [2, 4] and json.loads(text)["seconds"]["all"] >= 0

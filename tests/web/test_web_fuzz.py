@@ -35,7 +35,7 @@ def test_no_request_made_from_the_description_breaks_the_service(tmp_path):
             def ask(case):
                 nonlocal asked
                 asked += 1
-                answer = case.call(base_url=address)
+                answer = case.call(base_url=address, timeout=120)  # kernels may have to be compiled
                 assert answer.status_code < 500 or answer.status_code in (503, 504), answer.text
 
             ask()

@@ -79,6 +79,18 @@ def test_a_client_that_hangs_in_the_middle_of_its_body_is_let_go(no_hang):
     assert service.counters.value("requests_total") == 0
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(no_hang, caplog):
+    _, service = bright_service()
+    with listening(service) as address:
+        with socket.create_connection(address, timeout=20) as client:
+            client.sendall(head(1000) + b"some of it")
+        with socket.create_connection(address, timeout=20) as client:
+            body = picture()
+            client.sendall(head(len(body)) + body)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
 def test_a_client_that_leaves_takes_its_work_along(no_hang):
     runner, service = bright_service(max_delay_s=0.0)
     runner.gate, runner.entered = threading.Event(), threading.Event()

@@ -69,7 +69,7 @@ def client_of(service, **options):
     settings = AppSettings(**{"guard": guard, "max_files": 8, "drain_s": 5.0, **of_app})
     app = create_app(service, settings, store=options.get("store"))
     with TestClient(app, base_url=options.get("base_url", "http://127.0.0.1"), raise_server_exceptions=False) as client:
-        assert service.wait_until_ready(10)
+        assert service.wait_until_ready(120)
         yield client
 
 
@@ -87,7 +87,7 @@ def listening(service, store=None, **guard):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
     thread.start()
     try:
-        assert service.wait_until_ready(10)
+        assert service.wait_until_ready(120)
         yield door.getsockname()
     finally:
         server.should_exit = True

@@ -94,6 +94,22 @@ class LoadedWorkload:
         out = self._replay(batch, columns, size) if self._session.spec.graph else self._session.infer_on(batch)
         return self._returning(out[:num_rows])
 
+    def resident(self, parts: Sequence[Rows]) -> Callable[[], None]:
+        """The call that runs one batch, which lies on the device, and waits for it: what the model alone can do."""
+        size = sum(int(part[0].shape[0]) for part in parts)
+        columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
+        batch = self._session.place(self._batch_of(columns, size))
+
+        def run() -> None:
+            if self._session.spec.graph:
+                self._replay(batch, columns, size)
+            else:
+                self._session.infer_on(batch)
+            if self._copies is not None:
+                torch.cuda.synchronize(self._session.device)
+
+        return run
+
     def _column(self, tensors: Sequence[Tensor], size: int) -> Tensor:
         """One input of all requests, the last row repeated up to ``size``; where a card can fetch it by itself."""
         short = size - sum(int(t.shape[0]) for t in tensors)

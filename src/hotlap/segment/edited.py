@@ -30,7 +30,7 @@ FORMATS = {
 }
 """What each format is called, and how its files end."""
 CATEGORY = "cell"
-MOST_DRAWN = 1_000_000_000
+MOST_DRAWN = 100_000_000
 """Pixels in the boxes of all objects of one request."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 

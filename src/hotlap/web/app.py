@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import hotlap
 from hotlap.base.errors import HotlapError
@@ -71,7 +72,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    for kind in (HotlapError, HTTPException, RequestValidationError, Exception):
+    for kind in (HotlapError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, handle_fault)
     app.include_router(protocol_routes(service))
     app.include_router(picture_routes(service, settings.max_files))

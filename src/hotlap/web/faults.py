@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hotlap.base.errors import (
     DataError,
@@ -22,6 +23,8 @@ from hotlap.base.errors import (
 from hotlap.tools.serve.refusal import DeadlineExceeded, NotReady, QueueFull, ShuttingDown, TooManyRows
 
 log = logging.getLogger("hotlap.web")
+CLIENT_GONE = 499
+"""What others write into their logs for it; nobody is left to read it."""
 
 STATUSES: tuple[tuple[type[HotlapError], int], ...] = (
     (QueueFull, 429),
@@ -60,6 +63,8 @@ def explain(error: Exception) -> tuple[int, str, str, dict[str, str]]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         return 422, f"{where}: {first['msg']}", "ValidationError", {}
+    if isinstance(error, ClientDisconnect):
+        return CLIENT_GONE, "The client has gone.", "ClientGone", {}
     log.error("a request failed in a way that was not foreseen", exc_info=error)
     return 500, "The service failed; its log says how.", "InternalError", {}
 

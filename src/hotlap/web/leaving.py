@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from hotlap.web.faults import CLIENT_GONE
+
 T = TypeVar("T")
-CLIENT_GONE = 499
-"""What others write into their logs for it; nobody is left to read it."""
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -48,6 +48,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
             self.force_exit = self.should_exit
             self.should_exit = True
 
+    _allow_many_files()
     door = _listen(config.host, config.port)
     service = build_service(config, emit)
     guard = GuardSettings(
@@ -105,6 +106,15 @@ def _require_web() -> Any:
             f"serving over HTTP needs {error.name}, which is not installed", remedy="pip install 'hotlap[serve]'"
         ) from error
     return fastapi, uvicorn, python_multipart
+
+
+def _allow_many_files() -> None:
+    """Lets this process open as many files as it may: each waiting picture is one, and so is each client."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

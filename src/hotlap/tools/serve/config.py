@@ -25,6 +25,8 @@ class ServeConfig:
     """Where: auto (every GPU, or the CPU), or a list such as cuda:0,cuda:1; one process each, holding all models."""
     tuned: bool = True
     """Whether the tuned profile of a model decides its batch, precision and compilation."""
+    arm: str = ""
+    """How the models run, as cuda:bf16+channels_last, instead of what the tuned profiles say."""
     batch: int | None = None
     """Rows in a full batch, instead of the tuned or the workload's own."""
     max_delay_ms: float = 5.0

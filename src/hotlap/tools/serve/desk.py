@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from hotlap.base.errors import WorkerDied
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
+from hotlap.tools.serve.passing import receive, send
 from hotlap.tools.serve.runner import MakeServable, told_error
 
 ATTEMPTS = 2
@@ -131,9 +132,9 @@ class _Process:
         return self._process.pid if self._process is not None else None
 
     def start(self, limit_s: float) -> None:
-        import torch.multiprocessing as torch_mp
+        import multiprocessing
 
-        context = torch_mp.get_context("spawn")
+        context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_sit, args=(theirs, self._specs, self._make), daemon=True, name="hotlap desk"
@@ -144,7 +145,7 @@ class _Process:
 
     def ask(self, question: tuple[Any, ...], limit_s: float) -> Any:
         try:
-            self._pipe.send(question)
+            send(self._pipe, question)
         except OSError as error:
             raise WorkerDied("a process that decodes and finishes has died", remedy="Send it again") from error
         return self._answer(limit_s)
@@ -153,7 +154,7 @@ class _Process:
         try:
             if not self._pipe.poll(limit_s):
                 raise WorkerDied(f"decoding or finishing took longer than {limit_s:g} s", remedy="Send less at once")
-            kind, value = self._pipe.recv()
+            kind, value = receive(self._pipe)
         except (EOFError, OSError) as error:
             raise WorkerDied("a process that decodes and finishes has died", remedy="Send it again") from error
         if kind == "error":
@@ -186,12 +187,12 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
                     desk.start()
                     answer: Any = None
                 else:
-                    kind, *question = pipe.recv()
+                    kind, *question = receive(pipe)
                     work: Callable[..., Any] = desk.decode if kind == "decode" else desk.finish
                     answer = work(*question)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever is raised belongs to one picture, and is told
-                pipe.send(("error", freeze_error(told_error(error, "a desk"))))
+                send(pipe, ("error", freeze_error(told_error(error, "a desk"))))
             else:
-                pipe.send(("ok", answer))
+                send(pipe, ("ok", answer))

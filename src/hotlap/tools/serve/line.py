@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
+from hotlap.measure.servable import Rows
 from hotlap.tools.serve.refusal import QueueFull, ShuttingDown, TooManyRows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Clock = Callable[[], float]
 Key = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
@@ -40,11 +39,11 @@ class Ticket:
     """Rows of one request that go through the model together, and the promise of their outputs."""
 
     model: str
-    rows: tuple[Tensor, ...]
+    rows: Rows
     deadline: float
     """On the line's clock; infinity for none."""
     arrived: float
-    future: Future[tuple[Tensor, ...]] = field(default_factory=Future)
+    future: Future[Rows] = field(default_factory=Future)
     deaths: int = 0
     """Workers that died while these rows were with them."""
 
@@ -112,7 +111,7 @@ class Line:
                 self._put(ticket)
             self._changed.notify_all()
         for ticket in tickets:
-            ticket.future.add_done_callback(lambda _, ticket=ticket: self.leave(ticket))  # type: ignore[misc]
+            ticket.future.add_done_callback(partial(self._left, weakref.ref(ticket)))
 
     def rejoin(self, tickets: list[Ticket]) -> None:
         """Puts tickets back at the front, though the line be full or closed: they were accepted."""
@@ -128,6 +127,12 @@ class Line:
         else:
             waiting.append(ticket)
         self._rows[ticket.model] += ticket.num_rows
+
+    def _left(self, known: weakref.ref[Ticket], done: Future[Rows]) -> None:
+        """Hears of a ticket whose future is done; it is known weakly, or ticket and future would keep each other."""
+        ticket = known()
+        if ticket is not None and done.cancelled():
+            self.leave(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Takes out a ticket whose client has gone; one that is not in line any more is left alone."""

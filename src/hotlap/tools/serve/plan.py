@@ -86,8 +86,8 @@ def _plan(
 ) -> ModelSpec:
     if not weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
-    arm, rows = "", config.batch or 0
-    if config.tuned:
+    arm, rows = config.arm, config.batch or 0
+    if config.tuned and not arm:
         question = Question(
             target=target, mode="infer", options=config.workload, inputs=list(config.input), device=device
         )

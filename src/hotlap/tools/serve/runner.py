@@ -20,6 +20,7 @@ from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, Wo
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Loaded, ModelSpec, Rows, Servable, Signature
+from hotlap.tools.serve.passing import receive, send
 
 MakeServable = Callable[[ModelSpec], Servable]
 
@@ -122,13 +123,13 @@ class ChildRunner:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> dict[str, Signature]:
-        import torch.multiprocessing as torch_mp
+        import multiprocessing
 
         self.stop()
         # Read by the child's OpenMP. Its threads share the cores with those that decode: where they spin while they
         # wait for one another, a batch on a busy two-core machine took eight times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        context = torch_mp.get_context("spawn")
+        context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_child,
@@ -148,7 +149,7 @@ class ChildRunner:
         asked: Future[Rows] = Future()
         doing = f"running {model!r}"
         try:
-            self._pipe.send((model, list(parts)))
+            send(self._pipe, (model, list(parts)))
         except OSError:
             asked.set_exception(self._death(doing))
         else:
@@ -175,7 +176,7 @@ class ChildRunner:
             if not self._pipe.poll(limit_s):
                 self._process.kill()
                 raise self._death(f"{doing}, which took longer than {limit_s:g} s")
-            kind, value = self._pipe.recv()
+            kind, value = receive(self._pipe)
         except (EOFError, OSError):
             raise self._death(doing) from None
         if kind == "error":
@@ -223,7 +224,7 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
                     runner = _loaded(device, specs, make)
                     begun.put(partial(_same, runner.start()))
                 else:
-                    begun.put(runner.started(*pipe.recv()))
+                    begun.put(runner.started(*receive(pipe)))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is told; only a broken device ends us
@@ -258,7 +259,7 @@ def _send_answers(pipe: Any, begun: queue.SimpleQueue[Callable[[], Any]], device
                 if _is_beyond_repair(error):
                     os._exit(1)
                 answer = ("error", freeze_error(told_error(error, device)))
-            pipe.send(answer)
+            send(pipe, answer)
 
 
 def _is_beyond_repair(error: BaseException) -> bool:

@@ -112,7 +112,7 @@ function route(document_, path, method, operation) {
   const schema = kind ? resolved(document_, content[kind].schema) : undefined;
   const sample = kind ? content[kind].example ?? example(document_, schema) : undefined;
   const head = make("summary", {}, make("span", { className: `method ${method}` }, method.toUpperCase()),
-    make("code", {}, path), ` ${operation.summary ?? ""}`);
+    make("code", {}, path), ` ${(operation.description ?? "").split(/[.:;]/)[0]}`);
   const inner = make("div", {}, make("p", {}, operation.description ?? ""));
   if (schema) inner.append(make("h3", {}, `Body: ${kind}`), make("pre", {}, JSON.stringify(schema, null, 1)));
   inner.append(make("h3", {}, "Answers"),

@@ -1,0 +1,85 @@
+"""Messages between the processes of a service: tensors lie in shared memory, and only its descriptors go over.
+
+torch.multiprocessing passes descriptors, too, but by a thread of the sender that the receiver has to call on, and that
+keeps those for ever that a process which died did not fetch. Here they travel in the message itself.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+from typing import Any
+
+MOST_AT_ONCE = 200
+"""Descriptors that the kernel takes along at a time: 253."""
+
+
+class _Packer(pickle.Pickler):
+    """Pickles what is no tensor; tensors are moved to shared memory and named by their descriptors' places."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.descriptors: list[int] = []
+
+    def persistent_id(self, thing: Any) -> Any:
+        import torch
+
+        if not isinstance(thing, torch.Tensor):
+            return None
+        layout = (thing.dtype, tuple(thing.shape), thing.stride(), thing.storage_offset())
+        storage = thing.untyped_storage()
+        if not storage.nbytes():
+            return (-1, 0, *layout)
+        descriptor, size = storage._share_fd_cpu_()
+        self.descriptors.append(descriptor)
+        return (len(self.descriptors) - 1, size, *layout)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, descriptors: list[int]) -> None:
+        super().__init__(file)
+        self._descriptors = descriptors
+
+    def persistent_load(self, named: Any) -> Any:
+        import torch
+
+        place, size, dtype, shape, stride, offset = named
+        if place < 0:
+            return torch.empty(shape, dtype=dtype)
+        kind: Any = torch.UntypedStorage
+        storage = kind._new_shared_fd_cpu(self._descriptors[place], size)
+        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def send(pipe: Any, message: Any) -> None:
+    """Puts a message of plain values and tensors on the CPU into a pipe; OSError where nobody reads it any more."""
+    packed = io.BytesIO()
+    packer = _Packer(packed)
+    packer.dump(message)
+    pipe.send_bytes(len(packer.descriptors).to_bytes(4, "little") + packed.getbuffer())
+    with socket.socket(fileno=os.dup(pipe.fileno())) as wire:
+        for start in range(0, len(packer.descriptors), MOST_AT_ONCE):
+            socket.send_fds(wire, [b"."], packer.descriptors[start : start + MOST_AT_ONCE])
+
+
+def receive(pipe: Any) -> Any:
+    """The next message in a pipe, waited for; EOFError where none will come.
+
+    Only for pipes to processes of our own: what is unpickled may run code.
+    """
+    content = pipe.recv_bytes()
+    count = int.from_bytes(content[:4], "little")
+    descriptors: list[int] = []
+    try:
+        with socket.socket(fileno=os.dup(pipe.fileno())) as wire:
+            while len(descriptors) < count:
+                said, more, _, _ = socket.recv_fds(wire, 1, MOST_AT_ONCE)
+                if not said:
+                    raise EOFError("the pipe ended in the middle of a message")
+                descriptors += more
+        return _Unpacker(io.BytesIO(memoryview(content)[4:]), descriptors).load()
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)  # what was mapped has a descriptor of its own

@@ -1,0 +1,58 @@
+"""Messages with tensors through a pipe: what comes out is what went in, in the same memory, and nothing stays open."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import psutil
+import pytest
+import torch
+
+from hotlap.tools.serve.passing import receive, send
+
+
+@pytest.fixture
+def pipe():
+    ends = multiprocessing.get_context("spawn").Pipe()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def open_files():
+    return psutil.Process(os.getpid()).num_fds()
+
+
+def test_tensors_keep_values_layout_and_memory(pipe):
+    here, there = pipe
+    picture = torch.arange(24, dtype=torch.uint8).reshape(1, 2, 4, 3).permute(0, 3, 1, 2)
+    rows = torch.rand(4, 5)
+    send(here, ("finish", {"plan": (1, 2)}, [picture, rows[1:3]], torch.empty(1, 7, 9, 0)))
+    kind, facts, (got, part), nothing = receive(there)
+    assert (kind, facts, nothing.shape) == ("finish", {"plan": (1, 2)}, (1, 7, 9, 0))
+    assert torch.equal(got, picture) and got.stride() == picture.stride()
+    assert torch.equal(part, rows[1:3])
+    rows[1, 0] = 9.0
+    assert part[0, 0] == 9.0, "one memory, seen twice"
+
+
+def test_many_tensors_go_at_once_and_no_file_stays_open(pipe):
+    here, there = pipe
+    before = open_files()
+    for _ in range(3):
+        given = [torch.full((3,), float(n)) for n in range(300)]
+        send(here, given)
+        got = receive(there)
+        assert [float(t[0]) for t in got] == [float(n) for n in range(300)]
+    del given, got
+    assert open_files() == before
+
+
+def test_a_pipe_that_ended_says_so(pipe):
+    here, there = pipe
+    here.close()
+    with pytest.raises(EOFError):
+        receive(there)
+    with pytest.raises(OSError, match="Broken pipe"):
+        send(there, torch.ones(2))
