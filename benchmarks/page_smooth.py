@@ -83,7 +83,7 @@ def answers(corners: int) -> dict[str, Any]:
     model = {"ready": True, "arm": "eager-fp32", "batch_rows": 8, "queued_rows": 0, "requests": 1, "shed": 0}
     segmented = {
         "model": "cells", "file": "cells.png", "width": SIZE[0], "height": SIZE[1], "threshold": 0.5,
-        "um_per_px": None, "objects": objects(corners), "seconds": {"total": 0.1},
+        "um_per_px": None, "objects": objects(corners), "seconds": {"all": 0.1},
     }  # fmt: skip
     return {
         "status": {"ready": True, "draining": False, "workers": [], "models": {"cells": model}, "gpus": []},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from page_driver import Driver, expect, opened, with_objects
 from page_fakes import PageService, served_page
+from web_fakes import bright_service, listening
 
 AREA_OF_2 = "#rows tr[data-id='2'] td:nth-child(3)"
 LOOSE_WORDS = """() => {
@@ -86,8 +88,8 @@ def test_a_service_that_goes_away_and_comes_back_loses_nothing(chromium, no_hang
     page.drag((90, 40), (95, 45))
     page.give("b.png")
     page.wait_for(2, "waiting")
+    page.tab.click("#tryNow")
     with served_page(service, port):
-        page.tab.click("#tryNow")
         page.wait_for(2, "done")
         expect(page.tab.locator(AREA_OF_2)).to_have_text(re.compile(r"1,0\d\d"))
         page.tab.wait_for_selector("#connection[data-state=ready]")
@@ -191,8 +193,10 @@ def test_two_models_are_compared_side_by_side(chromium, no_hang):
         expect(page.tab.locator("#agreed")).to_have_text(re.compile(r"same in both: 1 .*left: 1 .*right: 1"))
         page.tab.click("#takeOther")
         assert len(page.read()["objects"][1]["polygon"]) == 40
+        expect(page.tab.locator("#said")).to_contain_text("wheels")
         page.press("Control+z")
         assert len(page.read()["objects"][1]["polygon"]) == 4
+        expect(page.tab.locator("#said")).to_contain_text("squares")
 
 
 def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
@@ -288,6 +292,23 @@ def test_runs_are_listed_and_a_report_is_opened(chromium, no_hang):
         page.press("Escape")
         page.tab.click("#connection")
         expect(page.tab.locator("#devices")).to_contain_text("Card 9000")
+
+
+def test_the_real_service_and_the_page_understand_each_other(chromium, no_hang):
+    _, service = bright_service()
+    context = chromium.new_context(locale="en")
+    with listening(service) as (_, port):
+        page = Driver(context.new_page(), port, SimpleNamespace(size=(8, 4)))
+        page.give("a.png")
+        page.wait_for(1, "done")
+        expect(page.tab.locator("#classes button")).to_have_count(1)
+        page.tab.click("#tab-service")
+        expect(page.tab.locator("#modelRows")).to_contain_text("bright")
+        page.give("bad.png", body=b"hello")
+        page.wait_for(2, "failed")
+        assert "bad.png" in page.text("#pictures li:nth-child(2) .why")
+        context.close()
+    assert page.faults == []
 
 
 def test_a_phone_shows_the_picture_and_its_tools(chromium, no_hang):

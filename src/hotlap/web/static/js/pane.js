@@ -115,6 +115,7 @@ export class Pane {
     paintObjects(context, scene.objects, held?.id ?? null, camera.scale, seen);
     for (const object of scene.objects) {
       if (object.id === held?.id) continue;
+      if (scene.alone?.has(object.id)) paintMarked(context, object, camera.scale, "#ff4d3d", 0.12);
       if (scene.selected.has(object.id)) paintMarked(context, object, camera.scale, "#fff", 0.12);
       else if (object.id === scene.hovered) paintMarked(context, object, camera.scale, "#fff", 0.1);
     }

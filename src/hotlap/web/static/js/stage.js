@@ -9,7 +9,7 @@ import { Camera, Pane } from "./pane.js";
 import { Pointer } from "./pointer.js";
 import { enqueue } from "./queue.js";
 import { inHand } from "./tools.js";
-import { edit, metricsOf, objectById, objectsNow, work } from "./work.js";
+import { metricsOf, objectById, objectsNow, takeAnswer, work } from "./work.js";
 import { fixed, number, onLanguage, word } from "./words.js";
 
 const EDITS_CORNERS = ["edit", "add"];
@@ -20,6 +20,7 @@ let main;
 let other;
 let mainPointer;
 let loaded = null;
+let alone = [NOTHING, NOTHING];
 
 export const setSpace = (held) => (mainPointer.space = held);
 
@@ -55,13 +56,13 @@ function mainScene() {
   return {
     ...backdrop(), objects: objectsNow(), selected: work.selected, hovered: work.hovered, held: inHand.held,
     bad: inHand.bad, corners: EDITS_CORNERS.includes(work.mode) && work.selected.size === 1, corner: work.corner,
-    stroke: stroke(),
+    stroke: stroke(), alone: work.comparing ? alone[0] : NOTHING,
   };
 }
 
 function otherScene() {
   if (!work.current?.width || !work.comparing) return null;
-  return { ...backdrop(), objects: work.current.other?.objects ?? [], selected: NOTHING, hovered: null };
+  return { ...backdrop(), objects: work.current.other?.objects ?? [], selected: NOTHING, hovered: null, alone: alone[1] };
 }
 
 /** Loads the picture that is looked at, and lets go of the one before. */
@@ -130,6 +131,7 @@ const PANES = { waiting: "stage.waiting", held: "stage.held", sending: "stage.se
 function tellOther(picture) {
   if (!work.comparing) return;
   const { other: found } = picture;
+  alone = [NOTHING, NOTHING];
   byId("takeOther").disabled = found?.state !== "done";
   if (!found || found.state !== "done") {
     byId("otherSaid").textContent = found?.error || (found && PANES[found.state] ? word(PANES[found.state]) : "");
@@ -147,6 +149,8 @@ const judge = afterQuiet(120, () => {
   const told = agreement(objectsNow(), picture.other.objects, picture.width, picture.height);
   const iou = told.meanIou === null ? "–" : fixed(told.meanIou, 2);
   byId("agreed").textContent = word("compare.agreed", { ...told, iou });
+  alone = told.alone.map((ids) => new Set(ids));
+  draw();
 });
 
 /** Where the pointer is, and what is there. */
@@ -168,9 +172,7 @@ function tellPlace(point) {
 function takeOther() {
   const { other: found } = work.current;
   if (found?.state !== "done") return;
-  edit(found.objects, "step.take");
-  Object.assign(work.current, { model: found.model, threshold: found.threshold });
-  tell();
+  takeAnswer(found.objects, { model: found.model, threshold: found.threshold, umPerPx: work.current.umPerPx });
 }
 
 /** Sends the current picture to the model that it is compared with, where its answer is not there yet. */

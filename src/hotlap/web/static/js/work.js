@@ -22,6 +22,7 @@ export const work = {
 };
 
 const metrics = new WeakMap();
+const origins = new WeakMap();
 let nextKey = 1;
 
 /** Measurements of an object as it is now; undefined while they are not known. An edited object is another object. */
@@ -81,18 +82,40 @@ export const pictureChanged = (picture) => {
   if (picture === work.current) say("picture");
 };
 
+/** Says where a list of objects comes from: {model, threshold, umPerPx, edited}. It travels with undo and redo. */
+export const setOrigin = (objects, origin) => origins.set(objects, { edited: false, ...origin });
+
+const tellOrigin = (picture) => Object.assign(picture, origins.get(picture.history.objects));
+
 /** Puts an answer into its place; what was there before, edits too, can be had back with undo. */
-export function setAnswer(picture, answer, label) {
+export function setAnswer(picture, answer) {
   const objects = takeObjects(answer.objects ?? []);
-  if (picture.history) picture.history.push(objects, label);
+  setOrigin(objects, { model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null });
+  if (picture.history) picture.history.push(objects, "step.run");
   else picture.history = new History(objects);
   Object.assign(picture, {
-    state: "done", error: "", edited: false, classes: answer.objects ? null : (answer.classes ?? []),
+    state: "done", error: "", classes: answer.objects ? null : (answer.classes ?? []), seconds: answer.seconds,
     width: answer.width ?? picture.width, height: answer.height ?? picture.height,
-    model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null, seconds: answer.seconds,
   });
+  tellOrigin(picture);
   pictureChanged(picture);
   if (picture === work.current) objectsChanged();
+}
+
+/** Makes the objects of another answer those of the current picture. */
+export function takeAnswer(objects, origin) {
+  const taken = [...objects];
+  setOrigin(taken, origin);
+  work.current.history.push(taken, "step.take");
+  stepped();
+}
+
+/** What follows from another state of the current picture's objects. */
+function stepped() {
+  tellOrigin(work.current);
+  objectsChanged();
+  say("edited", work.current);
+  say("pictures");
 }
 
 function objectsChanged() {
@@ -106,15 +129,13 @@ function objectsChanged() {
 
 /** Makes an edit of the current picture that can be undone; a joined one is undone with the one before it. */
 export function edit(objects, label, joined = false) {
-  const picture = work.current;
-  picture.history.push(objects, label, joined);
-  picture.edited = true;
+  const { history } = work.current;
+  origins.set(objects, { ...origins.get(history.objects), edited: true });
+  history.push(objects, label, joined);
   const corner = work.corner;
-  objectsChanged();
+  stepped();
   const ring = corner && [onlySelected()?.polygon, ...(onlySelected()?.holes ?? [])][corner.ring];
   if (ring && corner.index < ring.length) setCorner(corner);
-  say("edited", picture);
-  say("pictures");
 }
 
 export const replaceObject = (before, after) => objectsNow().map((object) => (object === before ? after : object));
@@ -124,11 +145,7 @@ export const freshId = () => objectsNow().reduce((most, object) => Math.max(most
 /** Steps back or forth; what was undone or done again, or null. */
 export function stepHistory(direction) {
   const label = work.current?.history?.[direction]() ?? null;
-  if (label === null) return null;
-  work.current.edited = true;
-  objectsChanged();
-  say("edited", work.current);
-  say("pictures");
+  if (label !== null) stepped();
   return label;
 }
 
