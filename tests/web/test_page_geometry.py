@@ -84,8 +84,8 @@ def test_corners_are_added_where_the_side_is_and_removed_down_to_three(ask):
 @pytest.mark.parametrize(
     ("ring", "bad"),
     [(SQUARE, False), (COMB, False), ([[0, 0], [10, 10], [10, 0], [0, 10]], True), (SQUARE[:2], True),
-     ([[0, 0], [5, 0], [10, 0]], True)],
-    ids=["square", "comb", "bow tie", "two corners", "flat"],
+     ([[0, 0], [5, 0], [10, 0]], True), ([[0, 0], [4, 0], [4, 4], [8, 4], [8, 8], [4, 8], [4, 4], [0, 4]], False)],
+    ids=["square", "comb", "bow tie", "two corners", "flat", "meets itself in a corner"],
 )  # fmt: skip
 def test_outlines_that_are_none_are_known(ask, ring, bad):
     assert ask("geometry", "ringIsBad", ring) is bad

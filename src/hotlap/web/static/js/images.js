@@ -20,7 +20,7 @@ const smaller = (image, longest) => {
 
 let line = Promise.resolve();
 
-/** A small bitmap for the list, and the size of the whole; one is made after the other, since a decoded picture is large. */
+/** A small bitmap for the list, and the size of the whole; one after the other, since decoded pictures are large. */
 export function loadThumb(file) {
   line = line.then(() => makeThumb(file));
   return line;

@@ -29,7 +29,8 @@ function notice({ key, values, kind = "info" }) {
 }
 
 /** What nobody foresaw is told, too: a failure in silence is found too late. */
-const unforeseen = (error) => notice({ key: "notice.unforeseen", values: { why: String(error?.message ?? error) }, kind: "error" });
+const unforeseen = (error) =>
+  notice({ key: "notice.unforeseen", values: { why: String(error?.message ?? error) }, kind: "error" });
 
 export function startNotices() {
   hear("notice", notice);

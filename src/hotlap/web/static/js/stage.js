@@ -14,6 +14,9 @@ import { fixed, number, onLanguage, word } from "./words.js";
 
 const EDITS_CORNERS = ["edit", "add"];
 const NOTHING = new Set();
+const NONE = [];
+const TOOLS_PX = 48;
+const narrow = matchMedia("(max-width: 760px)");
 
 export const camera = new Camera();
 let main;
@@ -24,10 +27,13 @@ let alone = [NOTHING, NOTHING];
 
 export const setSpace = (held) => (mainPointer.space = held);
 
-/** The box to fit into view is all of the picture, as soon as its size is known. */
+/** Shows all of the picture, beside the tools: they stand on the left, or above on a small screen. */
 export function fit() {
   const { width, height } = work.current ?? {};
-  if (width) camera.show([0, 0, width, height], main.width, main.height, 16, 8);
+  if (!width) return;
+  const [left, top] = narrow.matches ? [0, TOOLS_PX] : [TOOLS_PX, 0];
+  camera.show([0, 0, width, height], main.width - left, main.height - top, 14, 8);
+  camera.pan(left, top);
 }
 
 export const zoomBy = (factor) => camera.zoom(factor, main.width / 2, main.height / 2);
@@ -62,7 +68,8 @@ function mainScene() {
 
 function otherScene() {
   if (!work.current?.width || !work.comparing) return null;
-  return { ...backdrop(), objects: work.current.other?.objects ?? [], selected: NOTHING, hovered: null, alone: alone[1] };
+  const objects = work.current.other?.objects ?? NONE;
+  return { ...backdrop(), objects, selected: NOTHING, hovered: null, alone: alone[1] };
 }
 
 /** Loads the picture that is looked at, and lets go of the one before. */
@@ -138,8 +145,8 @@ function tellOther(picture) {
     byId("agreed").textContent = "";
     return;
   }
-  const count = found.objects.length;
-  byId("otherSaid").textContent = word("stage.from", { model: found.model, threshold: fixed(found.threshold, 2), count });
+  const said = { model: found.model, threshold: fixed(found.threshold, 2), count: found.objects.length };
+  byId("otherSaid").textContent = word("stage.from", said);
   judge();
 }
 

@@ -21,6 +21,7 @@ export const work = {
   status: null,
 };
 
+const NONE = [];
 const metrics = new WeakMap();
 const origins = new WeakMap();
 let nextKey = 1;
@@ -39,7 +40,7 @@ export function takeObjects(answered) {
 }
 
 /** The objects of a picture; none before its answer. */
-export const objectsOf = (picture) => picture?.history?.objects ?? [];
+export const objectsOf = (picture) => picture?.history?.objects ?? NONE;
 export const objectsNow = () => objectsOf(work.current);
 export const objectById = (id) => objectsNow().find((object) => object.id === id);
 export const onlySelected = () => (work.selected.size === 1 ? objectById([...work.selected][0]) : undefined);
