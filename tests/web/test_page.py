@@ -13,9 +13,20 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from page_driver import Driver, expect, opened, with_objects
 from page_fakes import PageService, served_page
-from web_fakes import bright_service, listening
+from web_fakes import bright_service, listening, picture
 
 AREA_OF_2 = "#rows tr[data-id='2'] td:nth-child(3)"
+HAND_OVER = """([event, field, name, body]) => {
+  const carried = new DataTransfer();
+  carried.items.add(new File([new Uint8Array(body)], name, { type: "image/png" }));
+  const Kind = event === "drop" ? DragEvent : ClipboardEvent;
+  document.body.dispatchEvent(new Kind(event, { bubbles: true, [field]: carried }));
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, canvas, [role], iframe")]
+  .filter((element) => element.checkVisibility() && !element.closest("[aria-hidden=true]"))
+  .filter((element) => !["alert", "status", "tabpanel"].includes(element.getAttribute("role")))
+  .filter((element) => !(element.getAttribute("aria-label") || element.textContent.trim() || element.closest("label")))
+  .map((element) => element.outerHTML.slice(0, 200))"""
 LOOSE_WORDS = """() => {
   const loose = [];
   const outside = (element) => !element.closest("[translate=no], option, noscript, style, script, title");
@@ -214,6 +225,31 @@ def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
         assert [thing["id"] for thing in page.read()["objects"]] == [1, 3]
 
 
+def test_another_scale_measures_again_and_keeps_edits(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.click(20, 20)
+        page.press("Delete")
+        page.tab.fill("#scale", "0,5")
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.locator("#head")).to_contain_text("area µm²")
+        while not [sent for path, sent in page.service.asked if path == "measure" and sent["um_per_px"] == 0.5]:
+            page.tab.wait_for_timeout(20)
+        assert [thing["id"] for thing in page.read()["objects"]] == [2]
+        page.tab.fill("#scale", "-1")
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.locator("#notices")).to_contain_text("µm per px = -1")
+
+
+def test_pictures_can_be_dropped_and_pasted(chromium, no_hang):
+    with opened(chromium) as page:
+        body = list(picture((40, 60, 90), page.service.size))
+        for event, field, name in (("drop", "dataTransfer", "dropped.png"), ("paste", "clipboardData", "pasted.png")):
+            page.tab.evaluate(HAND_OVER, [event, field, name, body])
+        page.wait_for(1, "done")
+        page.wait_for(2, "done")
+        assert page.tab.locator("#pictures .name").all_inner_texts() == ["dropped.png", "pasted.png"]
+
+
 def test_every_word_changes_with_the_language(chromium, no_hang):
     """With a table in which every word is bracketed, whatever is shown without brackets is in no table."""
 
@@ -240,6 +276,7 @@ def test_every_word_changes_with_the_language(chromium, no_hang):
         tab.wait_for_selector("#modelRows tr")
         assert "[[" in page.text("#bar")
         assert tab.evaluate(LOOSE_WORDS) == []
+        assert tab.evaluate(NAMELESS) == []
         tab.select_option("#language", "cs")
         expect(tab.locator("#tab-objects")).to_contain_text("Objekty")
         tab.select_option("#language", "zh")

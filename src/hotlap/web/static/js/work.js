@@ -111,12 +111,21 @@ export function takeAnswer(objects, origin) {
   stepped();
 }
 
-/** What follows from another state of the current picture's objects. */
-function stepped() {
-  tellOrigin(work.current);
-  objectsChanged();
-  say("edited", work.current);
+/** What follows from another state of a picture's objects. */
+function stepped(picture = work.current) {
+  tellOrigin(picture);
+  if (picture === work.current) objectsChanged();
+  say("edited", picture);
   say("pictures");
+}
+
+/** Gives a picture another scale: the same objects, to be measured again. */
+export function rescale(picture, umPerPx) {
+  const { history } = picture;
+  const objects = history.objects.map((object) => ({ ...object }));
+  origins.set(objects, { ...origins.get(history.objects), umPerPx });
+  history.push(objects, "step.scale");
+  stepped(picture);
 }
 
 function objectsChanged() {
