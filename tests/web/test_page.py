@@ -141,11 +141,12 @@ def test_a_token_is_asked_for_once_and_a_wrong_one_again(chromium, no_hang):
 def test_objects_are_drawn_cut_holed_and_deleted(chromium, no_hang):
     with with_objects(chromium) as page:
         page.press("n")
-        for corner in ((120, 60), (180, 60), (180, 110), (120, 110)):
+        for corner in ((120, 60), (180, 60), (180, 110), (120, 110), (150, 20)):
             page.click(*corner)
-        page.press("Enter")
+        page.press("Control+z", "Enter")
         drawn = page.read()["objects"][-1]
         assert drawn["id"] == 3
+        assert len(drawn["polygon"]) == 4, "the last corner was taken back"
         assert drawn["polygon"][2] == pytest.approx([180, 110], abs=1)
         page.press("o")
         for corner in ((140, 80), (150, 80), (150, 90)):

@@ -25,7 +25,7 @@ export function dropAll() {
   say("hand");
 }
 
-/** Takes back what a press began, when it turns out to be the first finger of two. */
+/** Takes back the last corner of a stroke, or all that is in hand; so when a press was the first finger of two. */
 export function letGo() {
   if (inHand.stroke && !inHand.held && work.mode !== "slice") inHand.stroke = inHand.stroke.slice(0, -1);
   else dropAll();
