@@ -51,6 +51,7 @@ RECORD = """async () => {
 }"""
 START = "() => { Object.assign(globalThis.told, { frames: [], draws: [], on: true }); }"
 STOP = "() => { globalThis.told.on = false; return globalThis.told; }"
+HOLDS = "async () => (await import('/static/js/tools.js')).inHand.held !== null"
 SCREEN = """async () => {
   const { camera } = await import("/static/js/stage.js");
   const { objectsNow } = await import("/static/js/work.js");
@@ -179,6 +180,8 @@ def measure(tab: Any, session: Any, seconds: float) -> dict[str, Any]:
             move(time.monotonic() - began)
         told = tab.evaluate(STOP)
         used = thread_seconds(session) - before
+        if name == "drag a corner" and not tab.evaluate(HOLDS):
+            raise SystemExit("no result: the mouse did not take hold of the corner")
         end()
         found[name] = {**told, "thread_s": used, "load": os.getloadavg()[0]}
         print(f"  {name}: {line(found[name])}", flush=True)
