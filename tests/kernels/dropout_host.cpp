@@ -1,6 +1,13 @@
 // Compiled after the kernel: every thread of every block.
 
 extern "C" int argument_bytes() { return sizeof(Mask); }
+extern "C" int seeds_bytes() { return sizeof(Seeds); }
+extern "C" void run_seeds(int blocks, const void* given) {
+    Seeds s;
+    memcpy(&s, given, sizeof s);
+    for (which_block = 0; which_block < (u32)blocks; which_block++)
+        for (which_thread = 0; which_thread < THREADS; which_thread++) dropout_seeds_kernel(s);
+}
 extern "C" void run(int is_factor, int blocks, const void* given) {
     Mask m;
     memcpy(&m, given, sizeof m);

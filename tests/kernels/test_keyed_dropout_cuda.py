@@ -18,6 +18,7 @@ from hotlap.kernels.agreement import outputs_and_grads
 from hotlap.kernels.dropout import cuda
 from hotlap.kernels.dropout.cases import BF16, F16, F32, F64, SMALL, DropoutCase, run_dropout
 from hotlap.kernels.dropout.reference import keyed_dropout_ref
+from hotlap.measure.dropout import _seeds_on_host
 
 CPU = torch.device("cpu")
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ def host_kernel(tmp_path_factory):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "dropout.so"))
-    assert library.argument_bytes() == cuda.LAYOUT.size
+    assert library.argument_bytes() == cuda.LAYOUT.size and library.seeds_bytes() == cuda.SEEDS.size
     return library
 
 
@@ -48,7 +49,10 @@ def on_host(host_kernel, monkeypatch):
 
     def launch(device, kind, blocks, mask):
         launches.append(blocks)
-        host_kernel.run(kind == F32, blocks, mask)
+        if kind == torch.int32:
+            host_kernel.run_seeds(blocks, mask)
+        else:
+            host_kernel.run(kind == F32, blocks, mask)
 
     monkeypatch.setattr(cuda, "_launch", launch)
     return launches
@@ -115,6 +119,15 @@ def test_a_mask_of_bytes_gives_the_bits_of_one_of_factors(case, on_host, monkeyp
     monkeypatch.setattr(cuda, "MAX_FACTORS", 0)
     whether = outputs_and_grads(run_dropout(cuda.keyed_dropout_cuda, case), case.make(CPU))
     assert all(torch.equal(factors[name], whether[name]) for name in factors)
+
+
+@pytest.mark.parametrize(("first", "num", "step"), [(0, 1, 0), (3, 64, -(2**31)), (2**20, 257, 2**31 - 1), (5, 0, 1)])
+def test_seeds_made_by_the_kernel_are_those_of_the_host(first, num, step, on_host, monkeypatch):
+    monkeypatch.setattr(cuda, "_loaded", lambda index: cuda._Loaded())
+    out = torch.zeros(num, dtype=torch.int32)
+    assert cuda.write_seeds(out, first, step)
+    assert out.tolist() == _seeds_on_host(first, num, step).tolist()
+    assert len(on_host) == (num > 0)
 
 
 def test_a_mask_of_channels_is_no_larger_than_they_are(on_host):

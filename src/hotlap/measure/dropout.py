@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import UsageError
+from hotlap.kernels.dropout.cuda import write_seeds
 from hotlap.kernels.dropout.op import keyed_dropout
 from hotlap.kernels.dropout.reference import ODD, place_numbers
 
@@ -26,6 +27,7 @@ class StepKey:
         self._step = self._first_sample = 0
         self.num_samples = 0
         self.layers: list[KeyedDropout] = []
+        self._room: dict[int, Tensor] = {}
         # A tensor, so that a compiled model sees the same graph in every step; made once for all layers.
         self.seeds = self.seeds_of(0)
 
@@ -36,11 +38,21 @@ class StepKey:
     def set_part(self, first_sample: int, num_samples: int) -> None:
         """Before each forward pass: the place in the effective batch of the first sample it gets, and how many."""
         self._first_sample, self.num_samples = first_sample, num_samples
+        self.use(self._made(first_sample, num_samples))
+
+    def _made(self, first: int, num: int) -> Tensor:
+        """The seeds of a part, in few calls: every step waits for them."""
+        if self._device.type != "cuda":
+            return torch.from_numpy(_seeds_on_host(first, num, self._step))
+        # Written over in the next part, behind whatever this one has the card do.
+        room = self._room.get(num)
+        if room is None:
+            self._room[num] = room = torch.empty(num, dtype=torch.int32, device=self._device)
+        if write_seeds(room, first, self._step):
+            return room
         # On the host: a dozen operations on a few numbers cost a card more in launches than one copy does.
-        seeds = torch.from_numpy(_seeds_on_host(first_sample, num_samples, self._step))
-        if self._device.type == "cuda":
-            seeds = seeds.pin_memory().to(self._device, non_blocking=True)
-        self.use(seeds)
+        seeds = torch.from_numpy(_seeds_on_host(first, num, self._step))
+        return seeds.pin_memory().to(self._device, non_blocking=True)
 
     def use(self, seeds: Tensor) -> None:
         """Takes the masks of the coming forward pass from ``seeds``, such as a recorded pass reads them from."""

@@ -29,7 +29,14 @@ MAX_FACTORS = 2**23
 backward, where steps wait for launches. Beyond, it is one byte an element, and memory counts."""
 LAYOUT = struct.Struct("PPdIIii0P")
 """``Mask`` in dropout.cu; as in C, it is as long as a multiple of its widest member."""
-KERNELS = {torch.bool: "dropout_keep_kernel", torch.float32: "dropout_factor_kernel"}
+SEEDS = struct.Struct("PIII0P")
+"""``Seeds`` in dropout.cu."""
+KERNELS = {
+    torch.bool: "dropout_keep_kernel",
+    torch.float32: "dropout_factor_kernel",
+    torch.int32: "dropout_seeds_kernel",
+}
+"""By the type of what they write: whether elements stay, their factors, the samples' seeds."""
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -55,7 +62,7 @@ class _Loaded:
     """The kernel on one card."""
 
     functions: dict[torch.dtype, Any] = field(default_factory=dict)
-    """What is launched, by the mask's type."""
+    """What is launched, by the type of what it writes."""
     why_not: str = ""
     """Why there is none."""
 
@@ -111,7 +118,17 @@ def keyed_dropout_cuda(
     return x * mask if kind == torch.float32 else x * mask * scale
 
 
-def _launch(device: torch.device, kind: torch.dtype, blocks: int, mask: bytes) -> None:
-    """Runs the kernel on torch's stream."""
-    packed = launching.Packed((mask,))
+def write_seeds(out: Tensor, first: int, step: int) -> bool:  # [n] int32 on a card
+    """Fills ``out`` with the seeds of samples from ``first`` on, in one launch; False where no kernel can be had."""
+    if _loaded(out.device.index).why_not:
+        return False
+    if len(out):
+        given = SEEDS.pack(out.data_ptr(), first & 0xFFFFFFFF, len(out), step & 0xFFFFFFFF)
+        _launch(out.device, torch.int32, -(-len(out) // THREADS), given)
+    return True
+
+
+def _launch(device: torch.device, kind: torch.dtype, blocks: int, argument: bytes) -> None:
+    """Runs the kernel that writes such numbers on torch's stream."""
+    packed = launching.Packed((argument,))
     launching.enqueue(_LOADED[device.index].functions[kind], (blocks, 1, 1), THREADS, packed.address, device.index)

@@ -48,3 +48,20 @@ DEVICE void write_mask(const Mask& m, T stay) {
 
 KERNEL(THREADS) dropout_keep_kernel(const Mask m) { write_mask<u8>(m, 1); }
 KERNEL(THREADS) dropout_factor_kernel(const Mask m) { write_mask<float>(m, (float)m.scale); }
+
+// The seeds of consecutive samples in one step, in the order of SEEDS in cuda.py.
+struct Seeds {
+    u32* out;
+    u32 first, count, step;
+};
+
+DEVICE u32 mixed(u32 x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+KERNEL(THREADS) dropout_seeds_kernel(const Seeds s) {
+    const u32 n = (u32)block_x() * THREADS + thread_index();
+    if (n < s.count) s.out[n] = mixed(mixed((s.first + n) * 0x9e3779b9u + s.step));
+}
