@@ -108,7 +108,7 @@ def errors_of(case: SplatCase) -> dict[str, float]:
     "case",
     [
         SplatCase(splats=37, cameras=2, background=True, options=EVERYTHING),
-        SplatCase(splats=61, options={"sh_degree": 1, "raw": True}),
+        SplatCase(splats=61, black=True, options={"sh_degree": 1, "raw": True}),
         SplatCase(splats=60, channels=6, far_out=True, cameras=2, by_camera=True, background=True),
         SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, strided=True, twins=True, options={"raw": True}),
         SplatCase(splats=0, channels=2, options={"raw": True}),

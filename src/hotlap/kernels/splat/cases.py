@@ -22,6 +22,12 @@ order and for a card's fast exponential, not for a wrong term: leaving one out c
 UNDECIDED = {torch.float32: 2e-4, torch.float64: 1e-8}
 """How near to a threshold, as a fraction of it, rounding may decide: see ``undecided``."""
 
+BLACK = -1.7724537849426270
+"""The first coefficient of a black point, (0 - 0.5) / 0.2820948 in float32: a colour of 0 there and of 2e-8 in float64.
+
+A colour that is not below 0 has a gradient; what begins black would stay so otherwise.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplatCase:
@@ -49,6 +55,8 @@ class SplatCase:
     """A third of the splats far outside the picture, yet large enough to be seen."""
     twins: bool = False
     """Each splat twice at the same place, with another colour and opacity: the depths are equal."""
+    black: bool = False
+    """A third of the splats has colours of exactly 0 in float32, where the harmonics' clamp begins."""
     strided: bool = False
     """Every input is a view with gaps."""
     dtype: torch.dtype = torch.float32
@@ -66,7 +74,9 @@ class SplatCase:
     def id(self) -> str:
         words = [f"n{self.splats}", f"{self.width}x{self.height}", f"c{self.cameras}"]
         words += [f"d{self.channels}"] if "sh_degree" not in self.options else []
-        words += [name for name in ("by_camera", "background", "far_out", "twins", "strided") if getattr(self, name)]
+        words += [
+            name for name in ("by_camera", "background", "far_out", "twins", "black", "strided") if getattr(self, name)
+        ]
         words += [name if value is True else f"{name}{value}" for name, value in self.options.items()]
         return "-".join([*words, str(self.dtype).removeprefix("torch.")])
 
@@ -95,6 +105,8 @@ class SplatCase:
         logits = self.opacity + normal(num)
         if "sh_degree" in self.options:
             colors = normal(num, 16, 3) * 0.3
+            if self.black:
+                colors[::3], colors[::3, 0] = 0.0, BLACK
         else:
             colors = normal(self.cameras, num, self.channels) if self.by_camera else normal(num, self.channels)
         raw = bool(self.options.get("raw"))
@@ -202,6 +214,7 @@ SMALL = (
     SplatCase(splats=83, channels=11, cameras=2, by_camera=True, background=True, options={"antialiased": True}),
     SplatCase(splats=60, far_out=True, options={"sh_degree": 1, "depth": True, "raw": True}),
     SplatCase(splats=50, twins=True, background=True, options={"raw": True}),
+    SplatCase(splats=60, black=True, options={"sh_degree": 3, "raw": True}),
     SplatCase(splats=61, strided=True, background=True, cameras=2, options={"sh_degree": 3, "absgrad": True}),
     SplatCase(splats=97, size=0.6, opacity=6.0, background=True, options={"raw": True, "depth": True}),
     SplatCase(splats=97, size=0.04, options={"radius_clip": 3.0, "near": 3.5, "far": 4.5}),

@@ -105,6 +105,11 @@ UNROLL
     return length;
 }
 
+// A colour that is not below 0. What was below becomes -0, which draws as 0 does and tells the backward pass to leave it:
+// a colour of exactly 0, as black points have from the start, was not below, and learns.
+DEVICE float hold_up(float color) { return color < 0.0f ? __uint_as_float(0x80000000u) : color; }
+DEVICE bool held_up(float color) { return __float_as_int(color) < 0; }
+
 DEVICE void sh_basis(const float (&d)[3], float (&b)[COEFFICIENTS]) {
     b[0] = SH_0;
 #if SH >= 1

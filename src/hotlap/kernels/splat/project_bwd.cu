@@ -227,9 +227,9 @@ UNROLL
             see_backward(f, c, a, s, sums, v_mean2d, v_z, out, v_camera);
 #if SH >= 0
             const float4 shade = reinterpret_cast<const float4*>(f.shade)[row];
-            shading.v[0] = shade.x > 0.0f ? sums[6] : 0.0f;
-            shading.v[1] = shade.y > 0.0f ? sums[7] : 0.0f;
-            shading.v[2] = shade.z > 0.0f ? sums[8] : 0.0f;
+            shading.v[0] = held_up(shade.x) ? 0.0f : sums[6];
+            shading.v[1] = held_up(shade.y) ? 0.0f : sums[7];
+            shading.v[2] = held_up(shade.z) ? 0.0f : sums[8];
             float v_mean[3];
             color_backward(f, c, a, n, shading, v_mean);
 UNROLL

@@ -39,7 +39,7 @@ splat_project_fwd_kernel(const Frame f) {
             sh_basis(d, basis);
             read_coefficients(f, n, [&](int i, float v) { color[i % 3] += basis[i / 3] * v; });
 UNROLL
-            for (int i = 0; i < 3; i++) seen = seen && is_finite(color[i]), color[i] = fmaxf(color[i] + 0.5f, 0.0f);
+            for (int i = 0; i < 3; i++) seen = seen && is_finite(color[i]), color[i] = hold_up(color[i] + 0.5f);
 #else
             const float* from = f.colors + (f.colors_by_camera ? row : (i64)n) * CHANNELS;
             for (int i = 0; i < CHANNELS; i++) seen = seen && is_finite(from[i]);

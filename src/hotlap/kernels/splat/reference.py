@@ -170,7 +170,9 @@ def _colors(splats: Splats, view: View, camera: int, index: Any, from_camera: Te
     directions = from_camera / from_camera.norm(dim=-1, keepdim=True)
     basis = sh_basis(directions, view.sh_degree)
     coefficients = splats.colors[index][:, : basis.shape[-1]]
-    return ((basis[..., None] * coefficients).sum(1) + 0.5).clamp(min=0)
+    colors = (basis[..., None] * coefficients).sum(1) + 0.5
+    # Not clamp: whether that has a gradient at exactly 0, where black points begin, depends on torch's version.
+    return torch.where(colors < 0, 0.0, colors)
 
 
 def rotations(quats: Tensor) -> Tensor:  # [n, 4] -> [n, 3, 3]
