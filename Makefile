@@ -19,9 +19,13 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
-# The same test bodies on a card, with whatever python3 has torch: nothing is installed.
+# The same test bodies on a card, with whatever python3 has torch: nothing is installed. Side by side where that python3
+# has pytest-xdist; those that time the card come last, one by one.
+SIDE_BY_SIDE = $(shell $(PYTHON) -c "import xdist" 2>/dev/null && echo "-n 6 --dist worksteal")
+GPU_TESTS = PYTHONPATH=src:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu -p no:cacheprovider
+	$(GPU_TESTS) -m 'gpu and not alone' $(SIDE_BY_SIDE)
+	$(GPU_TESTS) -m 'gpu and alone'
 
 check: $(READY)
 	$(BIN)/ruff check .

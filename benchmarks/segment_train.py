@@ -30,7 +30,7 @@ from hotlap.engine.parts import pick_device
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
-from hotlap.segment.cells import cells
+from hotlap.segment.cells import CellWorkload, cells
 from hotlap.segment.evaluate import OTSU, SegmentEvalConfig, evaluate
 
 TRIAL_STEPS = 24
@@ -58,7 +58,7 @@ class Printer:
             print(f"[{now - self.began:5.0f} s] {done}{event.text}", flush=True)
 
 
-def seconds_a_step(config: TrainConfig, device: torch.device) -> float:
+def seconds_a_step(workload: CellWorkload, config: TrainConfig, device: torch.device) -> float:
     """The mean time of a training step once it has settled; inf where it does not run."""
     stamps: list[float] = []
 
@@ -69,7 +69,6 @@ def seconds_a_step(config: TrainConfig, device: torch.device) -> float:
         return len(stamps) > TRIAL_STEPS
 
     with tempfile.TemporaryDirectory() as folder:
-        workload = cells(**config.workload)
         trial = dataclasses.replace(config, eval_every=0, steps=None, epochs=1000)
         trainer = Trainer(workload, trial, Path(folder), device, should_stop=stop)
         trainer.run()
@@ -99,9 +98,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.seed,
     )
     base = training(wanted)
+    workload = cells(**base.workload)
     speeds = {}
     for last in (False, True) if device.type == "cuda" else (False,):
-        speeds[last] = seconds_a_step(dataclasses.replace(base, channels_last=last), device)
+        speeds[last] = seconds_a_step(workload, dataclasses.replace(base, channels_last=last), device)
         print(f"{args.model}: {1e3 * speeds[last]:.1f} ms a step, channels_last = {last}", flush=True)
     chosen = min(speeds, key=lambda last: speeds[last])
     left = 60 * args.minutes - (time.monotonic() - began) - RESERVE_S
@@ -111,9 +111,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     folder = wanted.out / "run"
     folder.mkdir(parents=True, exist_ok=True)
     deadline = began + 60 * args.minutes - RESERVE_S
-    trainer = Trainer(
-        cells(**config.workload), config, folder, device, emit=say, should_stop=lambda: time.monotonic() > deadline
-    )
+    trainer = Trainer(workload, config, folder, device, emit=say, should_stop=lambda: time.monotonic() > deadline)
     outcome = trainer.run()
     trained_s = time.monotonic() - began
     keep_weights(folder, wanted.out)

@@ -159,7 +159,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
             ["raised RuntimeError: no weights here", "models.py:", "no arguments"],
         ),
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
-        ("models.py:gives_text", {}, [], TargetError, ["gave a str", "build_model, make_batch, loss"]),
+        ("models.py:gives_text", {}, [], TargetError, ["gave an object of type str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
         ("models.py:Full", {}, ["4"], TargetError, ["--input given", "makes its own batches"]),
     ],

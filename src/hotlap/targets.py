@@ -222,7 +222,7 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
         rebuild = (lambda: _call(target, factory, options)) if not built else (lambda: _copy_fresh(made))
         return ModuleWorkload(name, rebuild, [InputSpec.parse(text) for text in inputs])
     raise TargetError(
-        f"{target!r} gave a {type(made).__name__}",
+        f"{target!r} gave an object of type {type(made).__name__}",
         expected="a hotlap Workload (build_model, make_batch, loss) or a torch.nn.Module",
     )
 

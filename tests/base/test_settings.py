@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -209,7 +210,9 @@ def test_a_missing_value_is_asked_for_by_ways_that_exist():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [1", ["not valid YAML"]),
+        ("a: [1", ["not valid YAML", "at line 1, column 4"]),
+        ("lr: 1\nbatch: 2\nlr: 3\n", ["'lr' is given twice"]),
+        ("workload: {size: 1, size: 2}", ["'size' is given twice"]),
         ("- a\n- b\n", ["holds a list", "'name: value'"]),
         ("just text", ["holds a str"]),
     ],
@@ -221,6 +224,18 @@ def test_a_bad_file_is_named(tmp_path, text, words):
         file_layer(file)
     for word in [*words, "bad.yaml"]:
         assert word in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"bad\.yaml' is not valid YAML: .*0xff"):
+        file_layer(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("raw", ["nan", math.nan])
+def test_nan_is_no_number_of_a_setting(raw):
+    with pytest.raises(ConfigError, match=r"seconds = .*nan.* in x is not valid\. Expected a number"):
+        resolve(Demo, [Layer("x", {"seconds": raw})])
 
 
 def test_an_absent_file_is_an_error_and_an_empty_one_is_not(tmp_path):

@@ -234,6 +234,16 @@ def test_bad_files_are_bad_samples_and_all_others_come_through(spoiled):
     assert "truncated" in bad[2][1]
 
 
+def test_batches_to_measure_with_are_whole_as_long_as_there_are_good_files(spoiled):
+    workload = tiny(data=str(spoiled))
+    batches = [workload.make_batch(32, CPU, torch.Generator().manual_seed(0)) for _ in range(2)]
+    assert len(batches[0]["image"]) == 32 and same(*batches)
+    for path in (spoiled / "train").rglob("*.jpg"):
+        path.write_bytes(b"")
+    with pytest.raises(BadSample, match=r"train/.*: the file is empty"):
+        workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+
+
 def test_a_bad_sample_stops_the_scores(spoiled):
     workload = tiny(data=str(spoiled))
     next(iter((spoiled / "val" / "ring").iterdir())).write_bytes(b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pty
@@ -115,6 +116,16 @@ def test_a_wrong_command_is_one_paragraph_on_stderr_and_exit_code_2(here, hotlap
     assert told.out == ""
     assert told.err.startswith("hotlap: ") and words in told.err
     assert len(told.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["bench", "train", "quicktest", "splat train"])
+def test_without_torch_a_verb_names_it_and_the_verbs_that_need_none_go_on(here, hotlap_cli, monkeypatch, verb):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    told = hotlap_cli(*verb.split(), "unet")
+    assert told.code == 4 and told.out == ""
+    assert f"'hotlap {verb}' needs torch, which is not installed" in told.err and "'hotlap doctor'" in told.err
+    assert hotlap_cli("list", "runs").code == 0
 
 
 def test_settings_come_from_line_environment_and_file_and_say_so(here, hotlap_cli, monkeypatch, jobs_in_process):

@@ -30,7 +30,7 @@ def test_a_device_that_is_none_is_named(name, words):
 
 def test_no_card_is_told_with_reason_and_remedy(blind, fake_nvml, monkeypatch):
     fake_nvml(0)
-    with pytest.raises(DeviceUnavailable, match=r"lists no card.*'hotlap doctor'.*'--arms cpu'") as caught:
+    with pytest.raises(DeviceUnavailable, match=r"lists no card.*'hotlap doctor'.*--arms cpu, --device cpu") as caught:
         get_device("cuda")
     assert caught.value.exit_code == 4
 

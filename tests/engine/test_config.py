@@ -24,6 +24,8 @@ from hotlap.tools.train.run import which_checkpoint
         ("ema", 1.0, "a decay between 0 and 1"),
         ("clip_norm", 0.0, "a positive length"),
         ("lr", -1e-3, "a positive number"),
+        ("lr", float("nan"), "a positive number"),
+        ("clip_norm", float("nan"), "a positive length"),
     ],
 )
 def test_a_wrong_value_is_named(name, value, expected):

@@ -153,5 +153,5 @@ def test_wrong_targets_are_named():
         hotlap.suggest("unett")
     with pytest.raises(TargetError, match=r"'Linear' gives a plain Linear, whose input is not known\. .*--input"):
         hotlap.suggest(nn.Linear(4, 2))
-    with pytest.raises(TargetError, match="'int' gave a int"):
+    with pytest.raises(TargetError, match="'int' gave an object of type int"):
         hotlap.suggest(int)

@@ -132,6 +132,11 @@ def test_several_processes_keep_their_own_batch():
     assert "batch" not in changes and "micro" not in changes
 
 
+def test_a_profile_with_padded_channels_switches_them_on():
+    changes, _ = settings_from(profile("cuda:padded"), resolved().config, {"padded", "kernels"})
+    assert changes == {"padded": True, "kernels": False}
+
+
 def test_a_profile_with_kernels_of_our_own_switches_them_on():
     changes, _ = settings_from(profile("cuda:kernels+fp16"), resolved().config, {"kernels", "precision", "tf32"})
     assert changes == {"kernels": True, "precision": "16-mixed", "tf32": False}

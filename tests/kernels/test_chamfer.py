@@ -12,7 +12,7 @@ from hotlap.base.errors import KernelUnavailable, ShapeError
 from hotlap.kernels import launch as launching
 from hotlap.kernels.agreement import disagreements, in_float64, outputs_and_grads
 from hotlap.kernels.chamfer import cuda
-from hotlap.kernels.chamfer.cases import REAL, SMALL, ChamferCase, run_chamfer
+from hotlap.kernels.chamfer.cases import REAL, SMALL, TOLERANCE, ChamferCase, run_chamfer
 from hotlap.kernels.chamfer.op import IMPLS, chamfer, chamfer_choice
 from hotlap.kernels.chamfer.reference import chamfer_ref
 
@@ -53,6 +53,33 @@ def test_matches_reference_at_real_sizes(case):
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("chamfer"))
+
+
+def gradients_by_reference(made, v_x, v_y) -> dict[str, torch.Tensor]:
+    x, y = (made[name].double().detach().requires_grad_() for name in ("x", "y"))
+    found = chamfer_ref(x, y, made["x_lengths"], made["y_lengths"])
+    grads = torch.autograd.grad([found.x_distance, found.y_distance], [x, y], [v_x, v_y])
+    return dict(zip(("grad x", "grad y"), grads, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["one number", "by object", "by point", "transposed"])
+def test_gradients_by_distances_are_read_where_they_lie(layout, host, monkeypatch):
+    monkeypatch.setattr(launching, "launch", host)
+    made = SMALL[4].make(CPU)
+    found = cuda.search(made["x"], made["y"], made["x_lengths"], made["y_lengths"])
+    generator = torch.Generator().manual_seed(2)
+
+    def slope(like: torch.Tensor) -> torch.Tensor:
+        objects, points = like.shape
+        shape = {"one number": (1, 1), "by object": (objects, 1), "by point": (1, points)}.get(layout)
+        if shape is None:
+            return torch.randn(points, objects, generator=generator).t()
+        return torch.randn(shape, generator=generator).expand(objects, points)
+
+    v_x, v_y = slope(found.x_distance), slope(found.y_distance)
+    grads = cuda.gradients(made["x"], made["y"], found, v_x, v_y)
+    got = dict(zip(("grad x", "grad y"), grads, strict=True))
+    assert disagreements(got, gradients_by_reference(made, v_x.double(), v_y.double()), TOLERANCE) == {}
 
 
 @pytest.mark.parametrize("shares", [1, 3])
@@ -128,6 +155,26 @@ def test_compiles_whole_with_its_gradients(device):
     got = outputs_and_grads(run_chamfer(compiled), made)
     torch._dynamo.reset()
     assert disagreements(got, truth(SMALL[2]), 1e-5) == {}
+
+
+def test_fake_tensors_get_fake_results_without_a_search(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, y = torch.empty(2, 5, 3, device=device, requires_grad=True), torch.empty(2, 7, 3, device=device)
+        found = chamfer(x, y)
+        assert found.x_distance.shape == (2, 5) and found.y_index.dtype == torch.int64
+        assert torch.autograd.grad(found.y_distance.sum(), x)[0].shape == (2, 5, 3)
+
+
+def test_second_derivatives_are_refused_where_they_would_be_wrong(device):
+    impl = "cuda" if device.type == "cuda" else "cpu"
+    skip_unless(impl, device)
+    x = torch.randn(1, 4, 3, device=device, requires_grad=True)
+    found = chamfer(x, torch.randn(1, 5, 3, device=device), impl=impl)
+    (slope,) = torch.autograd.grad(found.x_distance.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|not have been used in the graph"):
+        torch.autograd.grad(slope.sum(), x)
 
 
 @pytest.mark.gpu

@@ -174,3 +174,13 @@ def test_without_numba_the_choice_says_why(monkeypatch):
     assert choice.impl == "reference" and choice.against == {"cpu": "numba is not installed"}
     with pytest.raises(KernelUnavailable, match=r"impl='cpu' cannot run here .*numba is not installed"):
         op.regions(blobs(8, 8, 1) > 0, impl="cpu")
+
+
+def test_more_places_where_labels_meet_than_expected(monkeypatch):
+    pytest.importorskip("numba")
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 9, (24, 31)).astype(np.int32)
+    heights = random.random((24, 31)).astype(np.float32)
+    monkeypatch.setattr(cpu, "SIDES", 5)
+    got, want = (op.merge(labels, heights, 0.9, impl=impl) for impl in ("cpu", "reference"))
+    np.testing.assert_array_equal(got, want)

@@ -18,7 +18,9 @@ cpu_arms = st.builds(
     compile=compiles,
     threads=st.integers(0, 256),
     batch=st.integers(0, 4096),
+    folded=st.booleans(),
     fused=st.booleans(),
+    padded=st.booleans(),
 )
 cuda_arms = st.builds(
     ArmSpec,

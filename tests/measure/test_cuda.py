@@ -25,6 +25,7 @@ from hotlap.tools.bench import BenchConfig, bench
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 CUDA = torch.device("cuda")

@@ -228,6 +228,20 @@ def test_what_rounding_does_to_the_truth_itself_is_allowed_within_bounds(waves, 
     assert outputs.passed == passed and outputs.allowed <= 0.1
 
 
+@pytest.mark.parametrize(("fault", "passed"), [(0.0, True), (0.05, False)])
+def test_one_lucky_float32_program_does_not_condemn_the_others(fault, passed):
+    def in_layout(inner, x):
+        return inner(x.flatten(1)) * (1 + (0 if x.is_contiguous() else fault))
+
+    made = keeper(lambda: Faulty(Wavy(2e4), in_layout), (4, 4, 4), "infer", batch=16)
+    made.yardstick = made.truth
+    gate = made.judge(parse_arm("cpu:channels_last"))
+    outputs = next(check for check in gate.checks if check.name == "outputs")
+    assert outputs.error > 1e-4, "more than a float32 program with other last digits is allowed at once"
+    assert "weights with other last digits alone move float32 by" in outputs.detail
+    assert outputs.passed == passed and outputs.allowed < 0.05
+
+
 def test_numbers_rounded_to_few_digits():
     x = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-9, -3.0e-5, 0.0, 1e30], dtype=torch.float64)
     assert torch.equal(rounded(x, 8), x.to(torch.bfloat16).double())

@@ -201,3 +201,27 @@ def test_the_worker_imports_the_very_hotlap_that_started_it(monkeypatch):
     first, second = process.worker_environment()["PYTHONPATH"].split(os.pathsep)
     assert (Path(first) / "hotlap" / "__init__.py").samefile(sys.modules["hotlap"].__file__)
     assert second == "/somewhere/else"
+
+
+@pytest.mark.parametrize(
+    ("job", "is_forked"), [("describe", True), ("gate", True), ("timing", False), ("trial", False)]
+)
+def test_a_nursery_that_is_lent_forks_what_times_nothing_and_nothing_else(job, is_forked, monkeypatch):
+    class Forked(Exception):
+        pass
+
+    class Fresh(Exception):
+        pass
+
+    class Nest:
+        def start(self, stderr):
+            raise Forked
+
+    def start_fresh(stderr):
+        raise Fresh
+
+    monkeypatch.setattr(process, "_start_fresh", start_fresh)
+    with process.lent(Nest()), pytest.raises(Forked if is_forked else Fresh):
+        process.run_job({"job": job}, timeout_s=1)
+    with pytest.raises(Fresh):  # what was lent is given back
+        process.run_job({"job": job}, timeout_s=1)

@@ -93,6 +93,27 @@ def test_edges_weigh_most():
     assert weight[0, 0] == weight[10, 10] == 1 and weight[5, 5] == weight[4, 4] == 1 + EDGE_WEIGHT
 
 
+def test_edges_weigh_most_whatever_is_predicted():
+    foreground, boundary = torch.zeros(1, 1, 20, 20), torch.zeros(1, 1, 20, 20)
+    foreground[..., 5:15, 5:15] = 1
+    boundary[..., 5:15, 5:15] = 1
+    boundary[..., 7:13, 7:13] = 0
+    for names, maps in (("foreground",), [foreground]), (("foreground", "boundary"), [foreground, boundary]):
+        weight = edge_weights(torch.cat(maps, 1), names)[0, 0]
+        assert weight[0, 0] == weight[10, 10] == 1 and weight[5, 5] == weight[4, 4] == 1 + EDGE_WEIGHT
+
+
+@pytest.mark.parametrize("head", ["boundary", "foreground"])
+def test_another_head_is_learned_and_scored_by_its_own_maps(head):
+    workload = cells(**TINY, head=head)
+    model = workload.build_model()
+    batch = workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
+    assert batch["maps"].shape[1] == len(workload.maps) == workload.predict(model, batch).shape[1]
+    total, count = workload.loss(model, batch)
+    assert count == 2 and bool(total.isfinite())
+    assert "ap50" in workload.metrics(model, workload.eval_data(), CPU)
+
+
 def test_loss_is_least_at_the_truth_and_a_sum_over_images():
     torch.manual_seed(0)
     maps = torch.rand(3, 2, 8, 8, dtype=torch.float64)
@@ -184,3 +205,21 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample():
 
     with pytest.raises(BadSample, match="label of 'x' is 3x4"):
         CellImages(1, broken)[0]
+
+
+def test_pictures_are_read_once_and_before_workers_ask_for_them():
+    asked = []
+
+    def read(position):
+        asked.append(position)
+        if position == 1:
+            raise DataError("image 1 is cut off")
+        return square_cell(position)
+
+    images = CellImages(3, read)
+    images.preload(2)
+    assert sorted(asked) == [0, 1, 2]
+    assert images[0]["labels"].shape == images[2]["labels"].shape
+    assert sorted(asked) == [0, 1, 2]
+    with pytest.raises(BadSample, match="image 1 is cut off"):
+        images[1]

@@ -84,7 +84,7 @@ def test_numbers_follow_the_first_pixels():
 def test_a_noisy_core_is_one_object_unless_asked_otherwise():
     labels = discs((60, 60), (30, 30, 16))
     maps = ideal_maps(labels)
-    noise = ndimage.gaussian_filter(np.random.default_rng(0).normal(0, 0.6, labels.shape), 1.5)
+    noise = ndimage.gaussian_filter(np.random.default_rng(0).normal(0, 0.5, labels.shape), 1.5)
     maps[1] = np.clip(maps[1] + noise * (labels > 0), 0, 1)
     assert split(maps).max() == 1
     assert split(maps, config=SplitConfig(merge=1)).max() > 1

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from hotlap.base.errors import UnknownName
+from hotlap.segment.heads import HEADS, head_maps
+from hotlap.segment.instances import split
 from hotlap.segment.targets import MAPS, label_maps
 
 
@@ -37,3 +40,36 @@ def test_small_and_cut_objects_keep_a_top():
 def test_a_picture_of_one_value(value):
     maps = label_maps(np.full((4, 5), value))
     assert (maps == (value > 0)).all() and maps.dtype == np.float32
+
+
+def touching_discs() -> np.ndarray:
+    """Three discs of other sizes that meet."""
+    rows, columns = np.mgrid[:60, :90]
+    labels = np.zeros((60, 90), np.int32)
+    for number, (row, column, radius) in enumerate([(30, 20, 14), (30, 47, 14), (12, 64, 9)], start=1):
+        labels[(rows - row) ** 2 + (columns - column) ** 2 <= radius**2] = number
+    return labels
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_objects_come_back_from_the_maps_of_every_head(head):
+    labels = touching_discs()
+    found = split(label_maps(labels, HEADS[head]), HEADS[head])
+    assert found.max() == 3
+    for number in (1, 2, 3):
+        mine, there = labels == number, found == np.bincount(found[labels == number]).argmax()
+        assert (mine & there).sum() / (mine | there).sum() > 0.9
+
+
+def test_a_boundary_leaves_something_of_small_objects():
+    labels = np.zeros((30, 30), np.int32)
+    labels[5:10, 5:10], labels[12:28, 12:28] = 1, 2
+    foreground, boundary = label_maps(labels, HEADS["boundary"])
+    inside = foreground - boundary
+    assert inside[5:10, 5:10].sum() == 9 and inside[12:28, 12:28].sum() == 144
+    assert not boundary[labels == 0].any()
+
+
+def test_a_head_that_is_not_known():
+    with pytest.raises(UnknownName, match=r"unknown head 'boundry'"):
+        head_maps("boundry")

@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName
 from hotlap.segment.layers import InstanceNorm
 from hotlap.segment.ma_resunet import _SelfAttention
-from hotlap.segment.nets import NETS, build_net
+from hotlap.segment.nets import LEAST, NETS, build_net
 
 PUBLISHED = {"hrnet": 65_846_401, "resunet-small": 58_060_957, "ma-resunet": 78_210_661}
 
@@ -97,6 +98,28 @@ def test_self_attention_is_softmax_over_all_places():
     weights = (q @ k.transpose(-1, -2) / math.sqrt(2)).softmax(-1)
     want = layer.project((weights @ v).transpose(2, 3).reshape(2, 16, 3, 4))
     torch.testing.assert_close(layer(x), want)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_self_attention_never_makes_the_matrix_of_all_pairs(layout, device):
+    """Only implementations that do without it are allowed."""
+    layer = _SelfAttention(64).to(device)
+    x = torch.randn(1, 64, 16, 16, device=device).contiguous(memory_format=layout)
+    fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    with sdpa_kernel(fused), torch.no_grad():
+        found = layer(x)
+    assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", ["resunet-small", "ma-resunet"])
+def test_compiles_whole(name):
+    net = build_net(name, maps=2, width=LEAST[name]).eval()
+    x = torch.rand(1, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got, want = torch.compile(net, backend="eager", fullgraph=True)(x), net(x)
+    torch._dynamo.reset()
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import torch
 from bright import Bright, as_picture, bright_predictor, discs
 
 from hotlap.base.errors import ConfigError, OutOfMemory, UsageError
+from hotlap.segment.heads import HEADS
 from hotlap.segment.instances import SplitConfig
-from hotlap.segment.nets import NETS, build_net
+from hotlap.segment.nets import NETS, build_head, build_net
 from hotlap.segment.network import Predictor, find_weights, load_predictor, recognise
 from hotlap.segment.predict import ManyConfig, predict_many
 from hotlap.segment.predict_config import SegmentPredictConfig
@@ -101,6 +102,14 @@ def test_networks_are_recognised_by_their_weights(tmp_path, name, width, maps):
 
 def test_every_network_has_its_row_above():
     assert set(NETS) == {"hrnet", "resunet-small", "ma-resunet", "unet"}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_head_is_recognised_by_the_weights(tmp_path, head):
+    torch.save(build_head("unet", head, width=3).state_dict(), tmp_path / "weights.pt")
+    predictor = load_predictor(SegmentPredictConfig(folder=tmp_path, model=str(tmp_path), device="cpu"))
+    assert predictor.names == HEADS[head]
+    assert predictor(torch.zeros(1, 3, 32, 32)).shape[1] == len(HEADS[head])
 
 
 def saved(path, name="unet", width=3, maps=2):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hotlap.base.errors import ConfigError
-from hotlap.segment.tiles import TileConfig, blend_weights, plan_tiles, predict_maps
+from hotlap.segment.tiles import TileConfig, _Canvas, blend_weights, plan_tiles, predict_maps
 
 SMALL = TileConfig(tile=64, overlap=16, multiple=16, batch=4)
 
@@ -122,3 +122,33 @@ def test_weights_are_above_0_and_highest_inside():
 def test_settings_outside_their_range_are_named(name, value, words):
     with pytest.raises(ConfigError, match=f"{name} = {value} is not valid. Expected {words}"):
         TileConfig(**{name: value})
+
+
+class Later:
+    """An event of a card that is not here: what waits for it is given one batch later."""
+
+    def synchronize(self):
+        pass
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_was_done_before_a_batch_that_fails_is_given(later, monkeypatch):
+    asked = []
+    if later:
+        send = _Canvas.send
+        monkeypatch.setattr(_Canvas, "send", lambda canvas: (send(canvas), setattr(canvas, "ready", Later())))
+
+    def predict(tiles):
+        asked.append(len(tiles))
+        if len(asked) == 3:
+            raise RuntimeError("the third batch")
+        return tiles[:, :1].float()
+
+    pictures = [np.full((16, 16, 3), n, np.uint8) for n in range(8)]
+    config = TileConfig(tile=32, overlap=0, multiple=16, batch=2)
+    got = []
+    with pytest.raises(RuntimeError, match="the third batch"):
+        for index, maps in predict_maps(pictures, predict, config):
+            assert (maps == index).all()
+            got.append(index)
+    assert got == [0, 1, 2, 3] and asked == [2, 2, 2]

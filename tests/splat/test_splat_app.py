@@ -44,6 +44,8 @@ def test_a_judgement_from_disk_is_that_of_the_training(trained):
     assert found["lpips"] != "" and (trained / "eval" / "results.json").is_file()
     both = picture(trained / "eval" / "pictures" / "view_000.png")
     assert both.shape == (32, 3 * 48 + 8, 3)
+    rows = 2 * round(32 * 1200 / (3 * 48 + 8)) + 4
+    assert picture(trained / "sheet.jpg").shape == picture(trained / "eval" / "sheet.jpg").shape == (rows, 1200, 3)
     seen = evaluate(SplatEvalConfig(run=str(trained), device="cpu", train_views=True, pictures=0, lpips=False))
     assert len(seen["images"]) == 14 and seen["lpips"] == "not asked for"
 
@@ -111,6 +113,19 @@ def test_a_video_has_all_frames(trained, tmp_path):
     assert frames == 5 and seconds == pytest.approx(1.0, abs=0.3)
 
 
+def test_a_gif_has_all_frames_and_repeats(trained, tmp_path):
+    from PIL import Image
+
+    out = tmp_path / "orbit.gif"
+    config = SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=str(out), fps=20, width=30, device="cpu")
+    assert render(config) == [out]
+    with Image.open(out) as film:
+        assert (film.n_frames, film.size, film.info["duration"], film.info["loop"]) == (3, (30, 20), 50, 0)
+        first = np.asarray(film.convert("RGB")).astype(float)
+    want = render(SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=str(tmp_path), width=30))
+    assert np.abs(first - picture(want[0])).mean() < 8
+
+
 def test_a_video_needs_its_extra(trained, tmp_path, monkeypatch):
     import sys
 
@@ -144,6 +159,15 @@ def test_info_knows_scenes_trainings_and_files(trained, scene_folder):
     assert info(SplatInfoConfig(what=str(trained / "model.ply")))["sh_degree"] == 1
     with pytest.raises(DataError, match="'/nowhere/at/all' does not exist"):
         info(SplatInfoConfig(what="/nowhere/at/all"))
+
+
+def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):
+    halves = info(SplatInfoConfig(what=str(scene_folder), factor=2))
+    assert info(SplatInfoConfig(what=str(scene_folder)))["sizes"] == ["48x32"] and halves["sizes"] == ["24x16"]
+    assert run(["splat", "info", str(scene_folder), "--images", "images_9"]) == 2
+    assert "images_9" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"images = 'images_2' with what = .*Expected the folder of a scene"):
+        info(SplatInfoConfig(what=str(trained), images="images_2"))
 
 
 def test_what_is_no_training_is_told(tmp_path, trained):

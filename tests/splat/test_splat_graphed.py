@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hotlap.kernels.splat.cuda_room import Key, Room
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.graphed import PEEK_EVERY, EagerSteps, GraphedSteps, make_steps
 
@@ -90,9 +91,9 @@ class FakeGraphs(GraphedSteps):
         self.num_recordings += 1
         return work, None
 
-    def _forget(self):
+    def _forget(self, *, crowded=False):
         self._replays = {}
-        super()._forget()
+        super()._forget(crowded=crowded)
         self.num_forgotten += 1
 
 
@@ -117,6 +118,23 @@ def test_recordings_are_given_up_before_pictures_have_more_pairs_than_room(train
     made.state.alive("scales").add_(1.0)
     made.run(9 * PEEK_EVERY)
     assert made.steps.num_recordings == 2, "splats that grew were seen within some steps, and once is enough"
+
+
+def test_a_recording_has_room_for_a_quarter_more_pairs_than_the_heaviest_picture(trainer, monkeypatch):
+    made = trainer(strategy="none", sh_degree=0, steps=200)
+    made.steps = FakeGraphs(made.train_step)
+    size = Key(made.state.device, 1, 32, 48)
+    room = Room()
+    room.learn(size, 1, 400)
+    room.known[size].capacity = 1
+    monkeypatch.setattr("hotlap.kernels.splat.cuda_room.ROOM", room)
+    monkeypatch.setattr("hotlap.kernels.splat.cuda_room.STEP", 1)
+    made.run(3)
+    counts = []
+    for number in range(len(made.stage.cameras)):
+        frame = made.train_step.put((32, 48, 0), number, made.stage.pictures[number].image, None)
+        counts.append(int(made.train_step.draw(frame, 0).tiles_per_splat.sum()))
+    assert made.steps.num_recordings == 1 and room.of(size, 400) >= 1.2 * max(counts) > 1
 
 
 def test_a_cpu_runs_eagerly(trainer):

@@ -74,6 +74,7 @@ def test_an_unknown_preset_is_refused():
         ({"scale": 2.0}, "scale = 2 is not valid. Expected at most 1"),
         ({"start_opacity": 1.0}, "start_opacity = 1 is not valid"),
         ({"strategy": "mcmc", "adam": "lazy"}, "adam = 'lazy' with strategy = 'mcmc' is not valid"),
+        ({"densify_score": "error"}, "densify_score = 'error' with strategy = 'adc' is not valid"),
         ({"strategy": "none", "loss": "l3"}, "loss = 'l3'"),
     ],
 )

@@ -106,6 +106,14 @@ def test_an_orbit_looks_at_the_middle_from_the_cameras_distance():
         assert pose[1, 1] > 0, "y stays down"
 
 
+def test_an_orbit_keeps_the_distance_that_the_cameras_of_each_side_have():
+    turns = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    views = [view_from((6 if np.cos(a) > 0 else 3) * np.cos(a), 0, 3 * np.sin(a), f"{a}.png") for a in turns]
+    poses = orbit(views, np.zeros((3, 3)), frames=40)
+    places = np.stack([-pose[:3, :3].T @ pose[:3, 3] for pose in poses])
+    assert places[:, 0].max() == pytest.approx(6, rel=0.15) and places[:, 0].min() == pytest.approx(-3, rel=0.15)
+
+
 def test_parallel_cameras_have_an_orbit_too():
     pose = np.eye(4)
     views = [View(name=n, image=Path(n), camera_from_world=pose, camera=CAMERA) for n in ("a", "b")]

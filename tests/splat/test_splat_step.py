@@ -89,6 +89,17 @@ def test_a_step_at_half_the_size_has_the_camera_and_the_picture_of_that_size(tra
     assert torch.equal(shrunk(picture, 32, 48), picture)
 
 
+@pytest.mark.parametrize("place", ["device", "disk"])
+def test_smaller_pictures_are_the_same_each_time_they_are_asked_for(trainer, place):
+    made = trainer(strategy="none", images_on=place)
+    found = []
+    for number in (0, 1, 0):
+        frame = made.train_step.put((32, 48, 1), number, made.stage.pictures[number].image, None)
+        found.append(frame.target.clone())
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+    assert torch.equal(found[0][0], shrunk(made.stage.pictures[0].image, 16, 24))
+
+
 def test_masked_pixels_teach_nothing(trainer):
     def masks_of(stage):
         stage.pictures.has_masks = True
@@ -180,3 +191,34 @@ def test_other_ways_of_adam_learn_as_well(trainer, adam):
         one.run(30)
     first, second = made.judge()["psnr"], dense.judge()["psnr"]
     assert abs(first - second) < 0.5
+
+
+def test_splats_are_blamed_for_their_share_of_the_error(trainer, device):
+    made = trainer(device, strategy="none")
+    frame = made.train_step.put((32, 48, 0), 3, made.stage.pictures[3].image, None)
+    blame = made.train_step.blame(frame, 0)
+    drawn = made.train_step.draw(frame, 0)
+    error = (drawn.colors.clamp(0, 1) - frame.target / 255).abs().mean(-1)
+    assert float(blame.sum()) == pytest.approx(float((error * drawn.alphas[..., 0]).sum()), rel=1e-3)
+    assert (blame[: made.state.count][drawn.radii[0, : made.state.count, 0] == 0] == 0).all() and (blame >= 0).all()
+
+
+def test_asking_where_pictures_are_wrong_leaves_the_last_one_in_its_place(trainer):
+    made = trainer(strategy="budget", densify_score="error", max_splats=450, densify_every=0)
+    made.run(4)
+    frame = made.train_step.frame_of(made.shown)
+    before = frame.target.clone(), frame.which.clone()
+    first, again = made._errors(4), made._errors(4)
+    assert torch.equal(before[0], frame.target) and torch.equal(before[1], frame.which)
+    assert torch.equal(first, again) and len(first) == made.state.count and float(first.sum()) > 0
+
+
+def test_an_update_leaves_the_gradients_that_it_is_given(trainer, device):
+    """Of several processes each replays the first half of a step into them, and reduces them, before the second."""
+    made = trainer(device, strategy="mcmc", max_splats=450)
+    frame = made.train_step.put((32, 48, 0), 0, made.stage.pictures[0].image, None)
+    grads = made.train_step.differentiate(frame, 0)
+    before = {name: (tensor, tensor.clone()) for name, tensor in grads.items()}
+    made.train_step.update(frame, grads)
+    for name, (tensor, value) in before.items():
+        assert grads[name] is tensor and torch.equal(tensor, value), name

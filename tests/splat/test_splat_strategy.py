@@ -141,6 +141,23 @@ def test_a_budget_is_reached_and_not_passed():
     assert seen[-1] == 250 and max(seen) == 250 and seen == sorted(seen) and seen[0] > 100
 
 
+def test_a_budget_grows_where_pictures_are_wrong():
+    state = make_state([0.5] * 100, [0.001] * 100)
+    config = SplatTrainConfig(strategy="budget", densify_score="error", max_splats=110, densify_from=0, steps=4000,
+                              densify_until=300, reset_every=0)  # fmt: skip
+    asked = []
+
+    def errors(step):
+        asked.append(step)
+        return torch.arange(100.0)
+
+    before = state.alive("means").clone()
+    changed = Budget(config, EXTENT, 100, errors).after(200, state)
+    assert asked == [200] and changed.cloned == 10
+    assert torch.equal(state.alive("means")[:90], before[:90]), "those that are least wrong are alone"
+    assert torch.equal(state.alive("means")[90:], before[90:].repeat_interleave(2, 0))
+
+
 def test_vectors_turn_as_matrices_would():
     quats = torch.tensor([[2.0, 0, 0, 2.0], [1.0, 1.0, 0, 0]])  # a quarter turn about z, and about x, any length
     found = turned(quats, torch.tensor([[1.0, 0, 0], [0, 1.0, 0]]))

@@ -58,6 +58,8 @@ def test_presets_say_what_learns(scene_folder):
 def test_a_drawn_scene_needs_no_files():
     made = splat(views=3, width=24, height=16, splats=30)
     assert (made.width, made.height) == (24, 16) and len(made.build_model().means) == 30
+    alone = splat(preset="m7", views=3, width=24, height=16, splats=300)
+    assert len(alone.build_model().means) == 300, "though one picture does not see all that is drawn"
     with pytest.raises(ConfigError, match="batch = 0 is not valid"):
         splat(views=3, width=24, height=16, splats=30, batch=0)
 

@@ -94,7 +94,7 @@ class OutOfMemory(HotlapError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence for an error's remedy: the nearest known names, or all of them when there are few."""
-    names = sorted(known)
+    names = sorted(set(known))  # a group may have a member of its name
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(repr(c) for c in close)}?"

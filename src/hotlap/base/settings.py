@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import os
 import re
 import textwrap
@@ -117,9 +118,10 @@ def _coerce_one(raw: Any, kind: Any) -> Any:
             raise ValueError
         return int(raw)
     if kind is float:
-        if isinstance(raw, bool):
+        number = float(raw)
+        if isinstance(raw, bool) or math.isnan(number):  # a NaN would pass every comparison with a limit
             raise ValueError
-        return float(raw)
+        return number
     if kind is str:
         if isinstance(raw, (dict, list, tuple)):
             raise ValueError
@@ -189,9 +191,10 @@ def file_layer(path: Path) -> Layer:
     """The settings of one YAML file."""
     if not path.is_file():
         raise ConfigError(f"config file {str(path)!r} does not exist", remedy="Check the path given to --config")
-    text = path.read_text(encoding="utf-8")
     try:
-        data = load_yaml(text)
+        data = load_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"config file {str(path)!r} is not valid YAML: {error}") from error
     if data is None:
@@ -228,12 +231,17 @@ def parse_scalar(text: str) -> Any:
 def load_yaml(text: str) -> Any:
     """YAML in which ``3e-5`` is a number, as people mean it, not the text that YAML 1.1 makes of it.
 
-    Dates stay text, because a job and a record are JSON, which has none.
+    Dates stay text, because a job and a record are JSON, which has none. A name that is given twice is an error: one of
+    its two values would be lost.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
+            for twice in (name for name in names if names.count(name) > 1):
+                raise ValueError(f"{twice!r} is given twice, the last time on line {node.end_mark.line + 1}")
+            return super().construct_mapping(node, deep)
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
@@ -244,7 +252,7 @@ def load_yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:
-        raise ValueError(str(error).replace("\n", " ")) from error
+        raise ValueError(" ".join(str(error).replace('in "<unicode string>", ', "at ").split())) from error
 
 
 def field_docs(cls: type) -> dict[str, str]:

@@ -21,9 +21,11 @@ from hotlap.data.class_folder import ClassFolder, read_class_folder
 from hotlap.data.counter_random import draw_index, uniform
 from hotlap.data.drawn_classes import CLASSES, draw_classes
 from hotlap.data.jpeg_folder import JpegRecipe, cached_jpeg_folder
-from hotlap.workload import Agreement, Batch, Workload, same_class
+from hotlap.workload import Agreement, BadSample, Batch, Workload, same_class
 
 WEIGHT_DECAY = 0.05
+MOST_BAD = 64
+"""Bad files met for one batch until they are told."""
 DRAWN_SIDE = 1.5
 """Longest side of a drawn JPEG file, in sizes of the network's input: there is something to cut and to scale."""
 
@@ -163,11 +165,22 @@ class ClassifyWorkload(Workload):
         return self._folder
 
     def _picked_samples(self, n: int, generator: torch.Generator) -> list[dict[str, Tensor]]:
+        """Samples of files at random; a bad one gives way to another, since a batch to measure with has its size."""
         data = self.train_data()
         picked = torch.randint(len(data), (n,), generator=generator).tolist()
+        samples: list[dict[str, Tensor]] = []
+        num_bad = 0
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-            return [data[position] for position in picked]
+            while len(samples) < n:
+                try:
+                    samples.append(data[picked[len(samples)]])
+                except BadSample:
+                    num_bad += 1
+                    if num_bad > MOST_BAD:
+                        raise
+                    picked[len(samples)] = int(torch.randint(len(data), (), generator=generator))
+        return samples
 
     def _drawn_samples(self, n: int, generator: torch.Generator) -> list[dict[str, Tensor]]:
         """Samples as train_data gives them, drawn straight away instead of decoded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -10,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 import hotlap
-from hotlap.base.errors import EXIT_OK, HotlapError, UnknownName, did_you_mean
-from hotlap.cli.verbs import GROUPS, VERBS, Verb
+from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError, UnknownName, did_you_mean
+from hotlap.cli.verbs import GROUPS, VERBS, WITHOUT_TORCH, Verb
 
 EXIT_INTERRUPTED = 130
 
@@ -63,6 +64,11 @@ def _dispatch(arguments: list[str]) -> int:
         request = options.parse(name, verb, arguments[words:])
     except SystemExit as done:  # argparse leaves this way after --help
         return int(done.code or 0)
+    if name not in WITHOUT_TORCH and importlib.util.find_spec("torch") is None:
+        raise EnvironmentUnusable(
+            f"'hotlap {name}' needs torch, which is not installed in {sys.prefix}",
+            remedy="'pip install torch' installs it, and 'hotlap doctor' says which build suits this machine",
+        )
     code: int = _handler(verb)(request)
     return code
 

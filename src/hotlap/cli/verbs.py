@@ -21,6 +21,8 @@ class Verb:
     """Whether the positional takes several values."""
 
 
+WITHOUT_TORCH = frozenset({"doctor", "compare", "report", "show", "list"})
+"""Verbs that do their work where torch is not installed."""
 VERBS: dict[str, Verb] = {
     "lap": Verb(
         "all of it in one go: how fast today, what makes it faster and stays right, proof, code to paste",

@@ -189,9 +189,7 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
     most about half a million samples, evenly spread.
     """
     step = max(1, int(np.sqrt(pixels.size / 500_000)))
-    floor, ceiling = (_percentile_bytes if pixels.dtype == np.uint8 else np.percentile)(
-        pixels[::step, ::step], (low, high)
-    )
+    floor, ceiling = _percentiles(pixels[::step, ::step], (low, high))
     if ceiling <= floor:
         floor, ceiling = float(pixels.min()), float(pixels.max())
     stretch = 255.0 / (ceiling - floor) if ceiling > floor else 0.0
@@ -204,15 +202,15 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
     return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
 
 
-def _percentile_bytes(samples: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
-    """What ``np.percentile`` gives for bytes, by counting them: sorting takes longer."""
-    reached = np.cumsum(np.bincount(samples.ravel(), minlength=256))
-    found = []
-    for share in shares:
-        place = share / 100 * (reached[-1] - 1)
-        low, high = np.searchsorted(reached, [np.floor(place), np.ceil(place)], side="right").tolist()
-        found.append(low + (high - low) * (place - np.floor(place)))
-    return found[0], found[1]
+def _percentiles(samples: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
+    """Those of numpy; samples of few values are counted, which takes a tenth of the time of putting them in order."""
+    if samples.dtype not in (np.uint8, np.uint16):
+        return np.percentile(samples, shares)
+    reached = np.cumsum(np.bincount(samples.ravel()))
+    places = np.asarray(shares) / 100 * (samples.size - 1)
+    below = np.floor(places)
+    pair = np.searchsorted(reached, [below, np.minimum(below + 1, samples.size - 1)], side="right")
+    return np.array([np.quantile(ends, between) for ends, between in zip(pair.T, places - below, strict=True)])
 
 
 def _looked_up(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:

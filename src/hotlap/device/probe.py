@@ -37,7 +37,7 @@ def require_cuda(index: int = 0) -> None:
     if not torch.cuda.is_available():
         raise DeviceUnavailable(
             f"a CUDA device was asked for, but {why_no_cuda()}",
-            remedy="'hotlap doctor' finds the cause; '--arms cpu' measures without a GPU",
+            remedy="'hotlap doctor' finds the cause; without a GPU, ask for the cpu (--arms cpu, --device cpu)",
         )
     if index >= torch.cuda.device_count():
         raise DeviceUnavailable(

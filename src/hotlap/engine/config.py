@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +48,8 @@ class TrainConfig:
     """Images and convolutions in NHWC order."""
     kernels: bool = False
     """Layers by Hotlap's own kernels, where the model has them."""
+    padded: bool = False
+    """Convolutions of few channels computed with zeros added, up to a multiple of eight, as tensor cores want them."""
     graph: bool = False
     """Records the passes over micro-batches as CUDA graphs and replays them; says why, if the model cannot be."""
     fused: bool = False
@@ -140,7 +143,7 @@ class TrainConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected="0 or more")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError(f"ema = {self.ema}", expected="a decay between 0 and 1, such as 0.999")
-        if self.clip_norm is not None and self.clip_norm <= 0:
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm = {self.clip_norm}", expected="a positive length")
         for name, plain in (("ema", None), ("channels_last", False)):
             if self.fsdp and getattr(self, name) != plain:
@@ -152,9 +155,9 @@ class TrainConfig:
                 f"graph = True with compile = {self.compile!r}, which records graphs itself",
                 expected="one of the two, or compile = 'default' with graph",
             )
-        if self.timeout_s <= 0:
+        if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s = {self.timeout_s}", expected="a positive number of seconds")
-        if self.lr is not None and self.lr <= 0:
+        if self.lr is not None and not 0 < self.lr < math.inf:
             raise ConfigError(f"lr = {self.lr}", expected="a positive number")
         judged = {"schedule = 'plateau'": self.schedule == "plateau", f"patience = {self.patience}": self.patience}
         for what, is_on in judged.items():

@@ -173,7 +173,7 @@ class ExactStep:
         grown_from = self._try_larger(total)
         self._start.forget()
         num_splits, failed_at = 0, 0.0
-        trouble = Trouble("another process ran out of memory", None)
+        trouble: Trouble | None = None
         while True:
             done, began = None, time.perf_counter()
             try:
@@ -192,6 +192,7 @@ class ExactStep:
                 self._say("out of memory beside recorded passes; they are given up, and the step is replayed")
                 self._update.be_careful()
             else:
+                trouble = trouble or Trouble("another process ran out of memory", None)
                 self._split_further(total, trouble, grown_from, num_splits)
             grown_from = None
         self._quiet = 0 if num_splits else self._quiet + 1
@@ -217,7 +218,7 @@ class ExactStep:
         failed: Exception | None = None
         sums = None
         try:
-            with Tracer(self.model) if traced else contextlib.nullcontext():
+            with Tracer(self.model) if traced else _NOTHING:
                 self._start.remember(self.scaler)
                 sums = self._backward(batch, total, first_sample)
         except Exception as error:
@@ -390,11 +391,14 @@ class ExactStep:
         self.micro = min(2 * before, most)
         return before
 
-    def _autocast(self) -> torch.autocast:
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         kind = _AUTOCAST[self.precision]
+        if kind is None and not torch.is_autocast_enabled(self.device.type):
+            return _NOTHING  # every step comes here, and switching off what is off takes longer than asking
         return torch.autocast(self.device.type, dtype=kind, enabled=kind is not None)
 
 
+_NOTHING = contextlib.nullcontext()
 _AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hotlap.base.errors import DeviceUnavailable, UsageError
+from hotlap.base.errors import UsageError
 from hotlap.device.host_random import derived_seed
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
@@ -21,6 +21,7 @@ from hotlap.engine.exact import ExactStep, Say
 from hotlap.engine.loader import LoaderSettings, TrainLoader
 from hotlap.engine.schedule import Schedule
 from hotlap.engine.team_step import TeamStep
+from hotlap.measure.padded import pad_channels
 from hotlap.measure.session import map_tensors, use_kernels
 from hotlap.workload import Batch, Workload
 
@@ -87,7 +88,7 @@ def pick_device(text: str, local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError as error:
-        raise DeviceUnavailable(f"device = {text!r} is not known", expected="auto, cpu, cuda or cuda:1") from error
+        raise UsageError(f"device = {text!r} is not a device", expected="auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda":
         index = device.index if device.index is not None else local_rank
         require_cuda(index)
@@ -175,6 +176,8 @@ def build(
 def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: ProcessTeam | None) -> nn.Module:
     if config.kernels:
         use_kernels(model)
+    if config.padded:
+        pad_channels(model)
     if config.fsdp:
         from hotlap.engine.shard import shard_model
 

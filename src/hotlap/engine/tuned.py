@@ -53,6 +53,7 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
         "cudnn_benchmark": arm.cudnn_benchmark,
         "sdpa": arm.sdpa,
         "kernels": arm.kernels,
+        "padded": arm.padded,
         "threads": arm.threads or None,
     }
     wanted |= {"recompute": "on"} if arm.recompute else {}

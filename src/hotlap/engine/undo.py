@@ -54,6 +54,13 @@ class StepStart:
         """Takes the picture, once a step; nothing here waits for the device, and nothing of the model changes."""
         if self._random is not None:
             return
+        if self._slots:
+            self._remember_buffers()
+        if scaler is not None:
+            self._scale = [t.clone() for t in _scaler_tensors(scaler)]
+        self._random = RandomState(self._device)
+
+    def _remember_buffers(self) -> None:
         self._buffers = [module._buffers.get(name) for module, name in self._slots]
         present = self._present()
         fits = len(self._copies) == len(present) and all(
@@ -63,8 +70,6 @@ class StepStart:
         if not fits:
             self._copies = [torch.empty_like(b) for b in present]
         copy_all(self._copies, present)
-        self._scale = [t.clone() for t in _scaler_tensors(scaler)]
-        self._random = RandomState(self._device)
 
     def restore(self, scaler: torch.amp.GradScaler | None) -> None:
         """Puts everything back; a buffer that was replaced is the old one again. May be done twice."""

@@ -52,12 +52,14 @@ def launch(
 ) -> None:  # fmt: skip
     """Runs the kernel ``name`` on the current stream of ``device``; a grid without blocks is no launch."""
     if not all(grid):
-        return
-    index = torch.cuda.current_device() if device.index is None else device.index
-    with torch.cuda.device(index):
-        function = load_function(index, program, name, shared_bytes)
-        packed = Packed(arguments)
-        enqueue(function, grid, threads, packed.address, index, shared_bytes=shared_bytes)
+        return None
+    current = torch.cuda.current_device()
+    if device.index not in (None, current):
+        with torch.cuda.device(device.index):
+            return launch(program, name, grid, threads, arguments, device, shared_bytes=shared_bytes)
+    function = load_function(current, program, name, shared_bytes)
+    packed = Packed(arguments)
+    return enqueue(function, grid, threads, packed.address, current, shared_bytes=shared_bytes)
 
 
 def enqueue(

@@ -19,7 +19,7 @@ FORMS = {
     "torchscript": "a TorchScript trace; torch has deprecated it",
 }
 """What a model can be turned into for use without its source."""
-_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute")
+_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute", "folded", "padded")
 _NOT_IN_ONNX = ("channels_last", "sdpa", "cudnn_benchmark", "kernels")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
@@ -32,8 +32,10 @@ OPTIONS = {
     "batch=N": "its own number of samples a step, in a bench; arms are then compared by time a sample",
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
+    "folded": "BatchNorm folded into the convolution before it, with the ReLU after it where cuDNN can (infer)",
     "kernels": "the model's layers by Hotlap's own kernels, where it has them",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
+    "padded": "convolutions of few channels computed with zeros added, up to a multiple of eight",
     "recompute": "blocks forget their activations and compute them again in the backward pass",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     **{form: f"{what} (infer)" for form, what in FORMS.items()},
@@ -41,7 +43,7 @@ OPTIONS = {
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "fused", "graph", "kernels", "recompute", "tuned")
+_SWITCHES = ("cudnn_benchmark", "folded", "fused", "graph", "kernels", "padded", "recompute", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,12 @@ class ArmSpec:
     batch: int = 0
     """Samples a step; 0 means the run's own."""
     cudnn_benchmark: bool = False
+    folded: bool = False
+    """BatchNorm inside the convolutions, in inference."""
     fused: bool = False
     graph: bool = False
     kernels: bool = False
+    padded: bool = False
     recompute: bool = False
     """Activation checkpointing, in training."""
     sdpa: str = ""
@@ -189,6 +194,11 @@ def in_form(spec: ArmSpec, form: str) -> ArmSpec:
 
 def check_mode(spec: ArmSpec, mode: str) -> None:
     """Refuses to train what can only infer."""
+    if spec.folded and mode == "train":
+        raise UsageError(
+            f"arm {spec.name!r} cannot be trained: folded puts the norms' statistics into the weights",
+            expected="--mode infer",
+        )
     if spec.form and mode == "train":
         raise UsageError(
             f"arm {spec.name!r} cannot be trained: {spec.form} is a form for inference", expected="--mode infer"

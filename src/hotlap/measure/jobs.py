@@ -52,6 +52,10 @@ class Description:
     """Activation checkpointing has something to act on."""
     has_kernels: bool = False
     """Some of its layers have kernels of Hotlap's own."""
+    has_norms: bool = False
+    """It has convolutions and BatchNorm, which may be folded for inference."""
+    has_odd_channels: bool = False
+    """Some convolution's channels are no multiple of eight."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
 
@@ -111,6 +115,8 @@ def workload_of(job: Job) -> Workload:
 def describe(job: Job, listen: Listen) -> Description:
     import torch
 
+    from hotlap.measure.folded import has_norms
+    from hotlap.measure.padded import odd_convolutions
     from hotlap.measure.recompute import find_blocks
 
     listen("loading the target", 0, 1)
@@ -132,6 +138,8 @@ def describe(job: Job, listen: Listen) -> Description:
         has_attention=has_attention(model),
         has_kernels=bool(kernel_layers(model)),
         has_blocks=bool(find_blocks(model)),
+        has_norms=has_norms(model),
+        has_odd_channels=bool(odd_convolutions(model)),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
     )
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -52,11 +53,28 @@ class Starter(Protocol):
     def start(self, stderr: IO[str]) -> Any: ...
 
 
+UNTIMED = ("describe", "fingerprint", "footprint", "gate")
+"""Jobs whose answer does not depend on how their process came into being."""
+_LENT: ContextVar[Starter | None] = ContextVar("lent nursery", default=None)
+
+
+@contextlib.contextmanager
+def lent(nursery: Starter) -> Iterator[None]:
+    """Lets untimed jobs inside the block be forked by ``nursery``: several tools in turn then import torch once."""
+    token = _LENT.set(nursery)
+    try:
+        yield
+    finally:
+        _LENT.reset(token)
+
+
 def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nursery: Starter | None = None) -> Any:
     """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied.
 
-    The process is a fresh interpreter, or forked by ``nursery``, as long as that one can.
+    The process is a fresh interpreter, or forked by ``nursery``, as long as that one can. Without one, a job that times
+    nothing is forked by the nursery that was lent, if there is one.
     """
+    nursery = nursery or (_LENT.get() if job.get("job") in UNTIMED else None)
     if MARK in os.environ:
         raise UsageError(
             "hotlap was called while hotlap was loading it as a target",

@@ -83,11 +83,36 @@ class Session:
         model = self.workload.build_model()
         if self.spec.kernels:
             use_kernels(model)
+        if self.spec.padded:
+            from hotlap.measure.padded import pad_channels
+
+            pad_channels(model)
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
         model = model.to(self.device, **layout)
         if self.spec.recompute:
             self._recompute(model)
-        return model.train() if self.mode == "train" else model.eval()
+        model.train(self.mode == "train")
+        if self.spec.folded:
+            self._fold(model)
+        return model
+
+    def _fold(self, model: nn.Module) -> None:
+        import torch
+
+        from hotlap.measure.folded import fold_norms
+
+        few = self.place(self.workload.make_batch(2, torch.device("cpu"), generator(self.seed)))
+
+        def run() -> None:
+            with self.autocast():
+                self.workload.predict(model, few)
+
+        if not fold_norms(model, run, self._cast_type()).num_norms:
+            raise UsageError(
+                f"arm {self.spec.name!r}: folded would do nothing, for no BatchNorm of {type(model).__name__} follows "
+                "a convolution alone",
+                remedy="Leave it out",
+            )
 
     def _recompute(self, model: nn.Module) -> None:
         from hotlap.measure.recompute import find_blocks, recompute_blocks
@@ -121,10 +146,14 @@ class Session:
     def autocast(self) -> Iterator[None]:
         import torch
 
-        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        kind = kinds.get(self.spec.precision) if not self.spec.form else None  # a form has its precision inside
+        kind = self._cast_type() if not self.spec.form else None  # a form has its precision inside
         with torch.autocast(self.spec.device, dtype=kind, enabled=kind is not None), _attention(self.spec.sdpa):
             yield
+
+    def _cast_type(self) -> torch.dtype | None:
+        import torch
+
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.spec.precision)
 
     def _next(self) -> int:
         self._turn = (self._turn + 1) % NUM_BATCHES

@@ -102,7 +102,8 @@ def _decode_into(content: bytes, number: int, place: np.ndarray) -> None:
         ) from error
     try:
         with Image.open(io.BytesIO(content)) as opened:
-            picture = opened.convert("RGB")
+            opened.load()
+            picture = opened if opened.mode == "RGB" else opened.convert("RGB")  # converting copies in any case
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(
             f"picture {number} cannot be decoded: {error}", expected="a PNG or JPEG file's bytes"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, DataError
 from hotlap.engine.config import CHECKPOINTS, Precision, TrainConfig
+from hotlap.segment.heads import head_maps
 
 TARGET = "cells"
 RUNS = "runs"
@@ -27,6 +28,8 @@ class SegmentTrainConfig:
     """Folder for weights.pt and runs/, the records and checkpoints."""
     width: int = 0
     """Channels of the first level, for small machines; 0 for the published width."""
+    head: str = "core"
+    """What is predicted to tell touching cells apart: core, boundary, or foreground alone."""
     size: int = 256
     """Height and width of the crops, in pixels."""
     batch: int = 16
@@ -61,6 +64,7 @@ class SegmentTrainConfig:
     """Goes on with the last training in this folder."""
 
     def __post_init__(self) -> None:
+        head_maps(self.head)
         if self.size < 32:
             raise ConfigError(f"size = {self.size} is not valid", expected="at least 32")
 
@@ -70,7 +74,7 @@ def training(config: SegmentTrainConfig) -> TrainConfig:
     if str(config.data) in ("", "."):
         raise ConfigError("no data was given", remedy="Name a folder, as in 'hotlap segment train cells --out out'")
     workload: dict[str, Any] = {
-        name: getattr(config, name) for name in ("model", "width", "size", "batch", "crops", "lr")
+        name: getattr(config, name) for name in ("model", "width", "head", "size", "batch", "crops", "lr")
     }
     return TrainConfig(
         target=TARGET,

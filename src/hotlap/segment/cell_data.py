@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,25 +17,40 @@ from torch.utils.data import Dataset
 from hotlap.base.errors import DataError
 from hotlap.data.micrograph import normalise
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
-from hotlap.segment.targets import label_maps
+from hotlap.segment.targets import MAPS, label_maps
 from hotlap.workload import BadSample
 
 ZOOM = math.log(1.4)
 """Crops show their cells up to 1.4 times larger or smaller."""
+PRELOADED_BYTES = 4 << 30
+"""Of pictures made ready before workers are started; what is beyond is read by each worker, when it is asked for."""
 
 Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Picture ``i`` [H, W, 3] and its label [H, W]."""
 
 
 class CellImages(Dataset[dict[str, Tensor]]):
-    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [2, H, W] as bytes, labels [H, W]."""
+    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [M, H, W] as bytes, labels [H, W]."""
 
-    def __init__(self, num_images: int, read: Read) -> None:
-        self.num_images, self._read = num_images, read
+    def __init__(self, num_images: int, read: Read, names: tuple[str, ...] = MAPS) -> None:
+        self.num_images, self._read, self.names = num_images, read, names
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
         return self.num_images
+
+    def preload(self, threads: int) -> None:
+        """Makes pictures ready, so that workers forked later share them; a bad one is told of when it is asked for."""
+        num_bytes = 0
+
+        def ready(position: int) -> None:
+            nonlocal num_bytes
+            if num_bytes < PRELOADED_BYTES:
+                with contextlib.suppress(BadSample):
+                    num_bytes += sum(plane.nbytes for plane in self[position].values())
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(ready, range(self.num_images)))
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         if not 0 <= position < self.num_images:
@@ -43,7 +60,7 @@ class CellImages(Dataset[dict[str, Tensor]]):
                 image, labels = self._read(position)
             except DataError as error:
                 raise BadSample(str(position), error.what) from error
-            maps = np.round(255 * label_maps(labels)).astype(np.uint8)
+            maps = np.round(255 * label_maps(labels, self.names)).astype(np.uint8)
             self._kept[position] = {
                 "image": torch.from_numpy(normalise(image)).permute(2, 0, 1).contiguous(),
                 "maps": torch.from_numpy(maps),

@@ -15,15 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 from hotlap.data.counter_random import EVAL, TRAIN, draw_index, split_index
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.device.host import read_host
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS, recoloured, turned
 from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages
+from hotlap.segment.heads import head_maps
 from hotlap.segment.instance_metrics import score_image, summarise
 from hotlap.segment.instances import split
 from hotlap.segment.loss import cell_loss
 from hotlap.segment.metrics import map_agreement
-from hotlap.segment.nets import build_net
+from hotlap.segment.nets import build_head
 from hotlap.segment.presets import CellConfig
-from hotlap.segment.targets import MAPS
 from hotlap.workload import Agreement, Batch, Workload
 
 WEIGHT_DECAY = 0.01
@@ -41,6 +42,7 @@ def cells(
     train_images: int = 64,
     eval_images: int = 16,
     data: str = "",
+    head: str = "core",
     lr: float = 3e-4,
     seed: int = 0,
 ) -> CellWorkload:
@@ -56,6 +58,7 @@ def cells(
             train_images=train_images,
             eval_images=eval_images,
             data=data,
+            head=head,
             lr=lr,
             seed=seed,
         )
@@ -69,24 +72,26 @@ ma_resunet: Factory = partial(cells, model="ma-resunet")
 
 
 class CellWorkload(Workload):
-    """Batches hold image [n, 3, size, size] and maps [n, 2, size, size] as bytes, and with augment turn [n] and
+    """Batches hold image [n, 3, size, size] and maps [n, M, size, size] as bytes, and with augment turn [n] and
     colour [n, 6]; those to judge by hold labels [n, size, size] too.
     """
 
     def __init__(self, config: CellConfig) -> None:
         self.config = config
         self.name = config.model
+        self.maps = head_maps(config.head)
         self.default_batch = config.batch
         source = f"images of {config.data}" if config.data else "drawn cells"
         width = f" of width {config.width}" if config.width else ""
-        self.summary = f"{config.model}{width}, {' and '.join(MAPS)} of {config.size}x{config.size} {source}"
+        self.summary = f"{config.model}{width}, {' and '.join(self.maps)} of {config.size}x{config.size} {source}"
         self._train: list[InstanceImage] = []
         self._held_out: list[InstanceImage] = []
+        self._ready: dict[int, CellImages] = {}
         if config.data:
             self._train, self._held_out = split_images(find_images(Path(config.data)))
 
     def build_model(self) -> nn.Module:
-        return build_net(self.config.model, maps=len(MAPS), width=self.config.width or None)
+        return build_head(self.config.model, self.config.head, width=self.config.width or None)
 
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
         c = self.config
@@ -96,7 +101,7 @@ class CellWorkload(Workload):
         else:
             picked = list(range(min(n, DISTINCT)))
             index = draw_index(len(picked), generator).tolist()
-            images = _drawn_images(tuple(index), c.size, c.seed)
+            images = _drawn_images(tuple(index), c.size, c.seed, self.maps)
             picked = [picked[i % len(picked)] for i in range(n)]
         centres = [CellCentres(images, size=c.size)[position] for position in picked]
         batch = self.collate([{name: sample[name] for name in ("image", "maps")} for sample in centres])
@@ -114,7 +119,7 @@ class CellWorkload(Workload):
         if "turn" in batch:
             image = recoloured(turned(image, batch["turn"]), batch["colour"].to(image.dtype))
             maps = turned(maps, batch["turn"])
-        return cell_loss(model(image), maps)
+        return cell_loss(model(image), maps, self.maps)
 
     def optimizer(self, model: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
         """AdamW; biases and the parameters of norms do not decay."""
@@ -141,7 +146,8 @@ class CellWorkload(Workload):
         was_training = model.training
         model.eval()
         try:
-            scores = [score_image(truth, split(maps)) for truth, maps in self._answers(model, data, device)]
+            found = self._answers(model, data, device)
+            scores = [score_image(truth, split(maps, self.maps)) for truth, maps in found]
         finally:
             model.train(was_training)
         summary = summarise(scores)
@@ -162,17 +168,24 @@ class CellWorkload(Workload):
     def _images(self, which: int) -> CellImages:
         c = self.config
         if c.data:
-            found = self._train if which == TRAIN else self._held_out
-            return CellImages(len(found), partial(_read, found))
+            return self._read_images(which)
         count = c.train_images if which == TRAIN else c.eval_images
         index = split_index(which, torch.arange(count)).tolist()
-        return CellImages(count, partial(_draw, index, c.size, c.seed))
+        return CellImages(count, partial(_draw, index, c.size, c.seed), self.maps)
+
+    def _read_images(self, which: int) -> CellImages:
+        """Pictures of files, each decoded once: before the loader's workers are forked, which then share them."""
+        if which not in self._ready:
+            found = self._train if which == TRAIN else self._held_out
+            self._ready[which] = CellImages(len(found), partial(_read, found), self.maps)
+            self._ready[which].preload(read_host().usable_cores)
+        return self._ready[which]
 
 
 @lru_cache(maxsize=8)
-def _drawn_images(index: tuple[int, ...], size: int, seed: int) -> CellImages:
+def _drawn_images(index: tuple[int, ...], size: int, seed: int, maps: tuple[str, ...]) -> CellImages:
     """Pictures made for measuring; arms and batch sizes ask for the same ones again and again."""
-    return CellImages(len(index), partial(_draw, list(index), size, seed))
+    return CellImages(len(index), partial(_draw, list(index), size, seed), maps)
 
 
 def _read(found: list[InstanceImage], position: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

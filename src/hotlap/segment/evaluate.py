@@ -17,6 +17,8 @@ from hotlap.base.errors import ConfigError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
 from hotlap.data.micrograph import normalise
+from hotlap.segment.heads import FOREGROUND
+from hotlap.segment.instances import SplitConfig
 
 OTSU = "otsu"
 """In place of a network: Otsu's threshold and a watershed of the shapes, nothing learned."""
@@ -53,12 +55,21 @@ class SegmentEvalConfig:
     """Probability from which a pixel belongs to a cell."""
     seed_threshold: float = 0.5
     """Height of a core from which it is a cell of its own."""
+    merge: float = SplitConfig.merge
+    """Cores that meet are one cell where the pass between them reaches this share of the lower one; 1 for never."""
     min_area: int = 10
     """Pixels of the smallest cell."""
     pictures: int = 12
     """Pictures drawn, spread from the worst to the best: truth and finding side by side; 0 for none."""
 
+    def how(self) -> SplitConfig:
+        """How maps become objects."""
+        return SplitConfig(
+            threshold=self.threshold, seed_threshold=self.seed_threshold, merge=self.merge, min_area=self.min_area
+        )
+
     def __post_init__(self) -> None:
+        self.how()
         if self.pictures < 0:
             raise ConfigError(f"pictures = {self.pictures} is not valid", expected="0 or more")
         if self.batch < 1:
@@ -70,13 +81,13 @@ def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     if str(config.data) in ("", "."):
         raise ConfigError("no data was given", remedy="Name a folder, as in 'hotlap segment eval cells --model out'")
     images = _chosen(config)
-    predict = _predictor(config)
+    predict, maps_seen = _predictor(config)
     _make_folder(config.out)
     began = time.perf_counter()
     rows, kept = [], {}
     emit(events.start("eval", len(images)))
     for done, (index, maps) in enumerate(predict(images), start=1):
-        row, labels = _judge(images[index], maps, config)
+        row, labels = _judge(images[index], maps, maps_seen, config)
         rows.append((index, row))
         kept[index] = labels
         emit(events.advance("eval", done, len(images), f"{images[index].name}: AP {row.row()['ap50']:.2f}"))
@@ -106,10 +117,10 @@ def _chosen(config: SegmentEvalConfig) -> list[InstanceImage]:
 Predictor = Callable[[list[InstanceImage]], Iterator[tuple[int, Array]]]
 
 
-def _predictor(config: SegmentEvalConfig) -> Predictor:
-    """What gives the maps [M, H, W] of each image with its number, in any order."""
+def _predictor(config: SegmentEvalConfig) -> tuple[Predictor, tuple[str, ...]]:
+    """What gives the maps [M, H, W] of each image with its number, in any order; and which maps they are."""
     if config.model == OTSU:
-        return _by_threshold
+        return _by_threshold, (FOREGROUND,)
     from hotlap.segment.network import load_predictor
     from hotlap.segment.predict_config import SegmentPredictConfig
     from hotlap.segment.tiles import TileConfig, predict_maps
@@ -125,7 +136,7 @@ def _predictor(config: SegmentEvalConfig) -> Predictor:
             channels_last=config.channels_last,
         )
     )
-    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), net, tiles)
+    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), net, tiles), net.names
 
 
 def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:
@@ -135,13 +146,11 @@ def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:
         yield index, otsu_foreground(normalise(image.read()[0]))
 
 
-def _judge(image: InstanceImage, maps: Array, config: SegmentEvalConfig) -> tuple[Any, Array]:
+def _judge(image: InstanceImage, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:
     from hotlap.segment.instance_metrics import score_image
-    from hotlap.segment.instances import SplitConfig, split
-    from hotlap.segment.targets import MAPS
+    from hotlap.segment.instances import split
 
-    how = SplitConfig(threshold=config.threshold, seed_threshold=config.seed_threshold, min_area=config.min_area)
-    labels = split(maps, MAPS[: len(maps)], how)
+    labels = split(maps, names, config.how())
     return score_image(image.read()[1], labels), labels
 
 

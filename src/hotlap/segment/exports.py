@@ -35,7 +35,6 @@ def picture_files(
 ) -> dict[str, bytes | str]:
     """The contents of one picture's files by their paths below the folder of results."""
     height, width = found.labels.shape
-    measured = {m.label: dataclasses.asdict(m) for m in found.objects}
     made: dict[str, bytes | str] = {}
     for kind in formats:
         if kind == "labels":
@@ -47,6 +46,7 @@ def picture_files(
         elif kind == "roi":
             made[f"roi/{name}.zip"] = write_rois(found.outlines)
         elif kind == "geojson":
+            measured = {m.label: dataclasses.asdict(m) for m in found.objects}
             made[f"geojson/{name}.geojson"] = write_geojson(found.outlines, measured, category)
     return made
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.kernels.instances.op import grade, merge, regions, renumber, watershed
-
-FOREGROUND, CORE, BOUNDARY = "foreground", "core", "boundary"
-KNOWN_MAPS = (FOREGROUND, CORE, BOUNDARY)
+from hotlap.segment.heads import BOUNDARY, CORE, FOREGROUND, KNOWN_MAPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +19,7 @@ class SplitConfig:
     """Probability from which a pixel belongs to an object."""
     seed_threshold: float = 0.5
     """Height of a core from which it starts an object of its own; lower splits less."""
-    merge: float = 0.6
+    merge: float = 0.8
     """Cores that meet are one object where the pass between them reaches this share of the lower one; 1 for never."""
     min_area: int = 10
     """Pixels of the smallest object that is kept."""

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotlap.segment.heads import BOUNDARY, CORE, FOREGROUND, HEADS
+
 IGNORE = 255
 """The label of pixels that count neither in the loss nor in the scores."""
 
@@ -22,15 +24,17 @@ REACH = 5
 """Side in pixels of the square around an object's pixel within which the background is near an edge."""
 
 
-def cell_loss(scores: Tensor, maps: Tensor) -> tuple[Tensor, int]:  # [n, M, H, W] each
+def cell_loss(
+    scores: Tensor, maps: Tensor, names: tuple[str, ...] = HEADS["core"]
+) -> tuple[Tensor, int]:  # [n, M, H, W] each
     """Cross-entropy, edges weighed more, plus 1 - Dice, summed over the images; and how many they are.
 
     Both are means over an image's pixels and maps, so that images count alike and a batch may be split. Maps lie in
-    [0, 1], foreground first, then core.
+    [0, 1], ``names`` says which they are.
     """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     maps = maps.to(scores.dtype)
-    weight = edge_weights(maps)
+    weight = edge_weights(maps, names)
     entropy = F.binary_cross_entropy_with_logits(scores, maps, reduction="none")
     entropy = (entropy * weight).sum((1, 2, 3)) / (weight.sum((1, 2, 3)) * maps.shape[1])
     likely = torch.sigmoid(scores)
@@ -41,7 +45,23 @@ def cell_loss(scores: Tensor, maps: Tensor) -> tuple[Tensor, int]:  # [n, M, H, 
     return (entropy + 1 - dice.mean(1)).sum(), len(scores)
 
 
-def edge_weights(maps: Tensor) -> Tensor:  # [n, M, H, W] -> [n, 1, H, W]
+def edge_weights(maps: Tensor, names: tuple[str, ...] = HEADS["core"]) -> Tensor:  # [n, M, H, W] -> [n, 1, H, W]
     """1 in the middle of objects and far from them, up to 1 + EDGE_WEIGHT between."""
-    near = F.max_pool2d(maps[:, :1], REACH, stride=1, padding=REACH // 2)
-    return 1 + EDGE_WEIGHT * near * (1 - maps[:, 1:2])
+    foreground = _one(maps, names, FOREGROUND)
+    near = _widest(foreground)
+    if CORE in names:
+        inside = _one(maps, names, CORE)
+    elif BOUNDARY in names:
+        inside = foreground - _one(maps, names, BOUNDARY)
+    else:
+        inside = -_widest(-foreground)
+    return 1 + EDGE_WEIGHT * near * (1 - inside)
+
+
+def _one(maps: Tensor, names: tuple[str, ...], name: str) -> Tensor:  # [n, M, H, W] -> [n, 1, H, W]
+    place = names.index(name)
+    return maps[:, place : place + 1]
+
+
+def _widest(foreground: Tensor) -> Tensor:
+    return F.max_pool2d(foreground, REACH, stride=1, padding=REACH // 2)

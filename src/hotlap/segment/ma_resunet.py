@@ -117,7 +117,10 @@ class _SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
         n, channels, height, width = x.shape
-        qkv = self.to_qkv(self.spread(x)).reshape(n, 3, HEADS, channels // HEADS, height * width)
-        q, k, v = qkv.transpose(3, 4).unbind(1)  # [n, heads, places, C / heads]
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.project(mixed.transpose(2, 3).reshape(n, channels, height, width))
+        qkv = self.to_qkv(self.spread(x))
+        # Fused attention wants the numbers of a head side by side, or it would make the matrix of all pairs after all.
+        beside = qkv.permute(0, 2, 3, 1).contiguous().view(n, height * width, 3, HEADS, channels // HEADS)
+        q, k, v = beside.permute(2, 0, 3, 1, 4).unbind(0)  # [n, heads, places, C / heads]
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, height, width, channels)
+        layout = torch.contiguous_format if qkv.is_contiguous() else torch.channels_last
+        return self.project(mixed.permute(0, 3, 1, 2).contiguous(memory_format=layout))

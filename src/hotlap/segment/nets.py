@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, did_you_mean
+from hotlap.segment.heads import MARK, head_maps, usual_head
 from hotlap.segment.hrnet import HRNet
 from hotlap.segment.layers import FittedNet
 from hotlap.segment.ma_resunet import MAResUNet
@@ -49,6 +51,15 @@ def build_net(name: str, *, in_channels: int = 3, maps: int = 1, width: int | No
     if width is not None and width < LEAST[name]:
         raise ConfigError(f"width = {width} is not valid for {name!r}", expected=f"at least {LEAST[name]}")
     return NETS[name](in_channels=in_channels, maps=maps, width=WIDTHS[name] if width is None else width)
+
+
+def build_head(name: str, head: str, *, width: int | None = None) -> nn.Module:
+    """A network with fresh weights for the maps of a head, which can be told from its weights."""
+    names = head_maps(head)
+    net = build_net(name, maps=len(names), width=width)
+    if usual_head(len(names)) != head:
+        net.register_buffer(MARK + head, torch.zeros(1))
+    return net
 
 
 class _FromSmp(FittedNet):

@@ -18,7 +18,8 @@ from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.parts import pick_device
 from hotlap.measure.weights import load_weights, read_weights
 from hotlap.segment.app import WEIGHTS
-from hotlap.segment.nets import LEAST, NETS, SMP, build_net
+from hotlap.segment.heads import HEADS, MARK, marked_head, usual_head
+from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.targets import MAPS
 
@@ -99,11 +100,13 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
         name, num_maps = named, _num_maps_given(weights)
     else:
         name, width, num_maps = recognise(weights, file, named)
-    if num_maps > len(MAPS):
-        raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=f"at most {len(MAPS)}: {MAPS}")
-    model = build_net(name, maps=num_maps, width=width)
+    head = marked_head(weights) or usual_head(num_maps)
+    if head is None or len(HEADS[head]) != num_maps:
+        expected = "; ".join(", ".join(names) for names in HEADS.values())
+        raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=expected)
+    model = build_head(name, head, width=width)
     load_weights(model, weights, file)
-    return TrainedNet(model, name, MAPS[:num_maps], f"{name} {_digest(weights)}")
+    return TrainedNet(model, name, HEADS[head], f"{name} {_digest(weights)}")
 
 
 def find_weights(config: SegmentPredictConfig) -> Path:
@@ -139,7 +142,7 @@ def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = Non
     for name in [named] if named else NETS:
         least = LEAST[name]
         narrow = _shapes(name, 1, least)
-        if set(narrow) != set(weights):
+        if set(narrow) != {key for key in weights if not key.startswith(MARK)}:
             continue
         head = _first_other(narrow, _shapes(name, 2, least))
         wide = _shapes(name, 1, 2 * least)

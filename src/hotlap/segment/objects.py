@@ -92,7 +92,7 @@ def measure_objects(
 ) -> list[ObjectMetrics]:
     """The metrics of every object of a label picture, by label; without probabilities the confidence is NaN.
 
-    ``rings`` are what ``trace`` gives for the labels, where it is known.
+    ``rings`` are those of ``trace``, where they are known.
     """
     if um_per_px is not None and not (0 < um_per_px < float("inf")):
         raise ConfigError(f"um_per_px = {um_per_px} is not valid", expected="micrometres per pixel, above 0")

@@ -56,8 +56,7 @@ MANY = ManyConfig()
 def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = MANY) -> Segmented:  # [M, H, W]
     """The objects that maps show, outlined and measured."""
     labels = split(maps, names, config.split)
-    foreground = maps[names.index("foreground")]
-    rings = trace(labels)
+    foreground, rings = maps[names.index("foreground")], trace(labels)
     return Segmented(
         labels,
         outlines(labels, tolerance=config.simplify_px, rings=rings),

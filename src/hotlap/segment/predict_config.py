@@ -33,7 +33,7 @@ class SegmentPredictConfig:
     """Probability from which a pixel belongs to an object."""
     seed_threshold: float = 0.5
     """Height of a core from which it starts an object of its own; lower splits less."""
-    merge: float = 0.6
+    merge: float = SplitConfig.merge
     """Cores that meet are one object where the pass between them reaches this share of the lower one; 1 for never."""
     min_area: int = 10
     """Pixels of the smallest object that is kept."""

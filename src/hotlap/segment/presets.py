@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
 from hotlap.data.image_folder import LABEL_KINDS
+from hotlap.segment.heads import head_maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ class CellConfig:
     """Drawn images to judge by; of a folder every fifth is held out."""
     data: str = ""
     """Folder with images/ and labels/ of the same stems, or one npz file of them; empty for drawn cells."""
+    head: str = "core"
+    """What is predicted to tell touching cells apart: core, boundary, or foreground alone."""
     lr: float = 3e-4
     """Step size of AdamW."""
     seed: int = 0
@@ -94,6 +97,7 @@ class CellConfig:
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
+        head_maps(self.head)
         if self.lr <= 0:
             raise ConfigError(f"lr = {self.lr} is not valid", expected="a positive number")
 

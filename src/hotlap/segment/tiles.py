@@ -20,6 +20,8 @@ Predict = Callable[[Tensor], Tensor]
 
 MOST_ON_DEVICE = 1 << 26
 """Pixels of a picture whose maps are put together on the device; those of a larger one wait in host memory."""
+MOST_PINNED = 1 << 24
+"""Numbers of a picture's maps that come to the host while the card goes on; for more, memory is not locked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,7 @@ class _Canvas:
         self.left = plan.num
         self.maps: Tensor | None = None
         self.total: Tensor | None = None
+        self.ready: torch.cuda.Event | None = None
 
     def add(self, maps: Tensor, top: int, left: int) -> None:  # [M, h, w]
         """Takes in the maps of one tile."""
@@ -125,10 +128,24 @@ class _Canvas:
         here += maps[:, : here.shape[1], : here.shape[2]].to(device) * weights
         self.total[part] += weights
 
-    def finish(self) -> np.ndarray:  # [M, H, W] float32
+    def send(self) -> None:
+        """Begins to bring the maps to the host, behind what the card is still doing."""
         assert self.maps is not None
-        maps = self.maps if self.total is None else self.maps.div_(self.total)
-        return maps.float().cpu().numpy()
+        maps = (self.maps if self.total is None else self.maps.div_(self.total)).float()
+        if maps.device.type == "cuda" and maps.numel() <= MOST_PINNED:
+            self.maps = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
+            self.maps.copy_(maps, non_blocking=True)
+            self.ready = torch.cuda.Event()
+            self.ready.record(torch.cuda.current_stream(maps.device))
+        else:
+            self.maps = maps
+
+    def finish(self) -> tuple[int, np.ndarray]:  # [M, H, W] float32
+        """The picture's number and its maps, once they are there."""
+        assert self.maps is not None
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.index, self.maps.cpu().numpy()
 
 
 def cut_tiles(picture: np.ndarray, config: TileConfig) -> tuple[TilePlan, np.ndarray]:  # [H, W, C] -> [n, h, w, C]
@@ -144,7 +161,8 @@ def join_tiles(maps: Tensor, plan: TilePlan, config: TileConfig) -> np.ndarray: 
     canvas = _Canvas(0, plan, config)
     for (top, left), of_tile in zip(plan.places(), maps, strict=True):
         canvas.add(of_tile, top, left)
-    return canvas.finish()
+    canvas.send()
+    return canvas.finish()[1]
 
 
 Waiting = tuple[_Canvas, int, int, np.ndarray]
@@ -158,8 +176,24 @@ def predict_maps(
     """The maps of each picture with its number, in the order in which they are done.
 
     Tiles wait until a batch of their shape is full, whichever pictures they are of; only the last batch of each shape
-    is smaller. Pictures are asked for one at a time, so a generator may read them when their turn comes.
+    is smaller. Pictures are asked for one at a time, so a generator may read them when their turn comes. A card
+    begins a batch before the maps of the one before are waited for, and is never idle while they come to the host.
     """
+    under_way: list[_Canvas] = []
+    for queue in _batches(pictures, config):
+        try:
+            begun = _begin(queue, predict)
+        except Exception:
+            yield from (canvas.finish() for canvas in under_way)  # they are done, whatever is wrong with this batch
+            raise
+        yield from (canvas.finish() for canvas in under_way)
+        under_way = [canvas for canvas in begun if canvas.ready is not None]
+        yield from (canvas.finish() for canvas in begun if canvas.ready is None)
+    yield from (canvas.finish() for canvas in under_way)
+
+
+def _batches(pictures: Iterable[np.ndarray], config: TileConfig) -> Iterator[list[Waiting]]:
+    """Tiles of one shape, as many as a batch takes."""
     waiting: dict[tuple[int, int], list[Waiting]] = {}
     for index, picture in enumerate(pictures):
         height, width = picture.shape[:2]
@@ -170,22 +204,21 @@ def predict_maps(
             queue = waiting.setdefault(shape, [])
             queue.append((canvas, top, left, cut(picture, plan, top, left)))
             if len(queue) == config.batch:
-                yield from _run(waiting.pop(shape), predict)
+                yield waiting.pop(shape)
         while sum(map(len, waiting.values())) > config.most_waiting:
-            fullest = max(waiting, key=lambda shape: len(waiting[shape]))
-            yield from _run(waiting.pop(fullest), predict)
+            yield waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
     for shape in list(waiting):
-        yield from _run(waiting.pop(shape), predict)
+        yield waiting.pop(shape)
 
 
-def _run(queue: list[Waiting], predict: Predict) -> Iterator[tuple[int, np.ndarray]]:
-    """One batch through the network; the pictures that it completes."""
+def _begin(queue: list[Waiting], predict: Predict) -> list[_Canvas]:
+    """Puts one batch through the network; the pictures that it completes, whose maps are on their way."""
     tiles = np.stack([tile for *_, tile in queue])
     maps = predict(torch.from_numpy(tiles).permute(0, 3, 1, 2))
     done = []
     for (canvas, top, left, _), of_tile in zip(queue, maps, strict=True):
         canvas.add(of_tile, top, left)
         if canvas.left == 0:
+            canvas.send()
             done.append(canvas)
-    for canvas in done:
-        yield canvas.index, canvas.finish()
+    return done

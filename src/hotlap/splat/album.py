@@ -17,9 +17,12 @@ from hotlap.engine.journal import Row
 
 GAP = 4
 """Pixels between two pictures."""
+SHEET_WIDTH = 1200
+"""Pixels of a sheet of several pictures."""
 PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 420, 240, 56
 COLORS = {"train": (31, 119, 180), "eval": (214, 39, 40)}
-CURVES = ("loss", "psnr", "ssim", "splats")
+WORDS = {"train": "training", "eval": "held out"}
+CURVES = {"loss": "loss", "psnr": "PSNR, dB", "ssim": "SSIM", "splats": "splats"}
 
 
 def as_bytes(picture: Tensor) -> np.ndarray:  # [H, W, 3] -> [H, W, 3] uint8
@@ -37,11 +40,22 @@ def side_by_side(photograph: Tensor, drawn: Tensor) -> np.ndarray:  # [H, W, 3] 
     return np.concatenate([left, gap, middle, gap, apart], axis=1)
 
 
+def sheet_of(rows: Sequence[np.ndarray]) -> np.ndarray:  # [H, W, 3] uint8 each
+    """Some pictures one below the other, all of one width that pages have."""
+    pillow = require_pillow()
+    parts: list[np.ndarray] = []
+    for row in rows:
+        height = max(1, round(row.shape[0] * SHEET_WIDTH / row.shape[1]))
+        parts += [np.asarray(pillow.fromarray(row).resize((SHEET_WIDTH, height), pillow.Resampling.LANCZOS))]
+        parts += [np.full((GAP, SHEET_WIDTH, 3), 255, np.uint8)]
+    return np.concatenate(parts[:-1])
+
+
 def save_picture(path: Path, picture: np.ndarray) -> None:
-    """Writes a PNG file; its folder is made."""
+    """Writes a PNG or JPEG file, as its name says; its folder is made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        require_pillow().fromarray(picture).save(path)
+        require_pillow().fromarray(picture).save(path, quality=85)
     except OSError as error:
         raise StorageError(
             f"cannot write {str(path)!r}: {error.strerror or error}", remedy="Free some space or choose another folder"
@@ -78,7 +92,9 @@ def _draw_panel(draw: Any, corner: tuple[int, int], name: str, lines: dict[str, 
     left, top = corner[0] + MARGIN, corner[1] + 24
     right, bottom = corner[0] + PANEL_WIDTH - 12, corner[1] + PANEL_HEIGHT - 28
     draw.rectangle([left, top, right, bottom], outline=(200, 200, 200))
-    draw.text((left, corner[1] + 6), name, fill=(0, 0, 0))
+    draw.text((left, corner[1] + 6), CURVES[name], fill=(0, 0, 0))
+    for place, split in enumerate(lines):
+        draw.text((left + 100 + 80 * place, corner[1] + 6), WORDS[split], fill=COLORS[split])
     for share in (0.0, 0.5, 1.0):
         y = bottom + (top - bottom) * share
         value = y0 + (y1 - y0) * share

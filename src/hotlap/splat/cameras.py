@@ -14,6 +14,9 @@ from hotlap.data.scene import Pinhole, View
 EXTENT_MARGIN = 1.1
 """The extent is this times the largest distance of a camera from their middle, as the method's authors have it."""
 
+ORBIT_ANGLE, FEW = 0.3, 0.05
+"""An orbit goes by the views within some such angle, in radians; on a side with none, by the median of all."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cameras:
@@ -54,20 +57,24 @@ def scene_extent(views: Sequence[View], points: np.ndarray) -> float:  # [P, 3]
 
 
 def orbit(views: Sequence[View], points: np.ndarray, frames: int) -> np.ndarray:  # [P, 3] -> [F, 4, 4] float64
-    """Poses on a circle around what the views look at, at their height and distance, looking inwards."""
+    """Poses around what the views look at, looking inwards, as high and as far away as the views of that side are."""
     places = np.stack([view.position() for view in views])
     looks = np.stack([view.camera_from_world[2, :3] for view in views])
     up = -np.mean([view.camera_from_world[1, :3] for view in views], axis=0)
     up /= np.linalg.norm(up) or 1.0
     middle = meeting_point(places, looks, points)
     away = places - middle
-    height = float(np.median(away @ up))
-    flat = away - np.outer(away @ up, up)
-    radius = float(np.median(np.linalg.norm(flat, axis=1))) or 1.0
-    first = flat[0] / (np.linalg.norm(flat[0]) or 1.0)
+    heights = away @ up
+    flat = away - np.outer(heights, up)
+    radii = np.linalg.norm(flat, axis=1)
+    first = flat[0] / (radii[0] or 1.0)
     side = np.cross(up, first)
+    angles = np.arctan2(flat @ side, flat @ first)
+    usual = np.array([np.median(radii) or 1.0, np.median(heights)])
     poses = []
     for angle in np.linspace(0, 2 * np.pi, frames, endpoint=False):
+        near = np.exp((np.cos(angles - angle) - 1) / ORBIT_ANGLE**2)
+        radius, height = (near @ np.stack([radii, heights], 1) + FEW * usual) / (near.sum() + FEW)
         place = middle + radius * (np.cos(angle) * first + np.sin(angle) * side) + height * up
         poses.append(look_at(place, middle, up))
     return np.stack(poses)

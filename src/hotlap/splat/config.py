@@ -61,7 +61,7 @@ class SplatTrainConfig:
     """auto, cpu, cuda or cuda:1."""
     strategy: Literal["adc", "mcmc", "budget", "none"] = "adc"
     """How splats are added and removed: adc clones, splits and prunes by gradients; mcmc moves dead splats to living
-    ones and grows to max_splats; budget grows to max_splats by the splats' share of the error; none leaves them."""
+    ones and grows to max_splats; budget grows to max_splats along a curve, by densify_score; none leaves them."""
     learn: tuple[str, ...] = LEARNABLE
     """What changes: some of means, quats, scales, opacities, colors."""
     background: Literal["auto", "black", "white", "learn"] = "auto"
@@ -127,6 +127,9 @@ class SplatTrainConfig:
     densify_signal: Literal["screen", "abs", "world"] = "screen"
     """Which gradient: that of the centres on the screen, its absolute value summed over pixels (absgrad; thresholds of
     4e-4 to 8e-4 suit it), or that in the world."""
+    densify_score: Literal["gradient", "error"] = "gradient"
+    """What decides where budget grows: gradients and sizes on the screen, or how wrong some training pictures are where
+    a splat is seen."""
     split_scale: float = 0.01
     """Larger splats, in extents of the scene, are split, smaller ones cloned."""
     split_sigma: float = 0.0
@@ -194,6 +197,11 @@ class SplatTrainConfig:
                 f"adam = {self.adam!r} with strategy = 'mcmc' is not valid",
                 expected="dense: its weights of opacity and extent move all splats at every step",
             )
+        if self.densify_score != "gradient" and self.strategy != "budget":
+            raise ConfigError(
+                f"densify_score = {self.densify_score!r} with strategy = {self.strategy!r} is not valid",
+                expected="strategy = 'budget'",
+            )
 
     @property
     def most_splats(self) -> int:
@@ -221,7 +229,9 @@ class SplatEvalConfig:
     pictures: int = 8
     """Pictures drawn beside the photographs."""
     lpips: bool = True
-    """LPIPS too, where the package lpips and its weights are installed."""
+    """LPIPS too, where the weights of its net are at hand."""
+    lpips_weights: str = ""
+    """File with AlexNet's weights, or a folder with those and LPIPS's own; empty to look where torch keeps them."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
 
@@ -235,7 +245,7 @@ class SplatRenderConfig:
     path: str = "views"
     """views: the held-out cameras (with a training's folder); orbit: around the scene; or a JSON file of cameras."""
     out: str = ""
-    """Folder for PNG files, or a name that ends in .mp4; empty for renders/ in the training's folder."""
+    """Folder for PNG files, or a name that ends in .mp4 or .gif; empty for renders/ in the training's folder."""
     frames: int = 120
     """Pictures of an orbit."""
     fps: int = 30
@@ -281,7 +291,11 @@ class SplatInfoConfig:
     """Says what a scene, a training or a file of splats holds."""
 
     what: str = ""
-    """Folder of a scene or a training, or a file of splats."""
+    """Folder of a scene or a training, or a file of splats; 'drawn' is the small scene that is drawn."""
+    images: str = "images"
+    """Folder of the pictures inside a scene's, as images_4."""
+    factor: int | None = None
+    """Takes images_<factor> of a scene if it is there; none for the folder as named."""
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SplatTrainConfig))

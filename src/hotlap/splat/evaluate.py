@@ -16,7 +16,8 @@ from hotlap.device.probe import get_device
 from hotlap.engine.durable import write_durably
 from hotlap.splat.cameras import pack_cameras
 from hotlap.splat.config import SplatEvalConfig
-from hotlap.splat.judge import mean_scores, why_no_lpips
+from hotlap.splat.judge import mean_scores
+from hotlap.splat.lpips import NET, why_no_lpips
 from hotlap.splat.opened import open_splats
 from hotlap.splat.outcome import REMEDY, judge_all
 from hotlap.splat.pictures import Pictures, load_scaled
@@ -29,6 +30,9 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     """Mean scores and those of each picture; also in ``eval/results.json`` with a table and pictures beside it."""
     if not config.run or not Path(config.run).is_dir():
         raise ConfigError(f"run = {config.run!r} is no folder", expected="the folder of a training")
+    weights = config.lpips_weights if config.lpips else None
+    if config.lpips_weights and (reason := why_no_lpips(config.lpips_weights)):
+        raise ConfigError(f"lpips_weights = {config.lpips_weights!r} cannot be used: {reason}")
     opened, device = open_splats(config.run, "run"), get_device(config.device)
     assert opened.config is not None
     assert opened.folder is not None
@@ -44,12 +48,12 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         with torch.no_grad():
             model = opened.model(device)
-            scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=config.lpips, emit=emit)
+            scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=weights, emit=emit)
     finally:
         pictures.close()
     found = {
         "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
-        "mean": mean_scores(scores), "lpips": (why_no_lpips() or "alex") if config.lpips else "not asked for",
+        "mean": mean_scores(scores), "lpips": "not asked for" if weights is None else why_no_lpips(weights) or NET,
         "images": [vars(score) for score in scores],
     }  # fmt: skip
     write_durably(folder / "results.json", json.dumps(found, indent=1).encode() + b"\n", remedy=REMEDY)

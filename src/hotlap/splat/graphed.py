@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotlap.kernels.splat import cuda_room
 from hotlap.splat.step import Key, TrainStep
 
 WARM_CAMERAS = 8
 """Cameras, spread over all, that are drawn before a recording, which keeps the room that such frames have needed for
-pairs; so many of the heaviest known are drawn too, and the latest."""
-SPARE = 1.15
-"""A recording is made anew when a picture has had so many times the pairs of those drawn before it: there is room for
-a quarter more."""
+pairs; so many of the heaviest known are drawn too, and the latest if one of them is why it is made."""
+SPARE, ROOM = 1.15, 1.25
+"""A recording is made anew when a picture has had SPARE times the pairs of those drawn before it; it has room for ROOM
+times as many."""
 PEEK_EVERY = 16
 """Steps after which the host looks, without waiting, how many pairs there were."""
 
@@ -50,6 +51,7 @@ class GraphedSteps(EagerSteps):
         self._heavy: dict[Key, list[int]] = {}
         self._recent: deque[tuple[Key, int]] = deque(maxlen=PEEK_EVERY + PEEK_EVERY // 2)
         self._peeks: dict[Key, Peek] = {}
+        self._crowded = True
         self._pool: Any = None
         self._stream = self._make_stream()
         self.num_recordings = 0
@@ -74,20 +76,21 @@ class GraphedSteps(EagerSteps):
 
         if not overflowed(self._step.state.device):
             return False
-        self._forget()
+        self._forget(crowded=True)
         return True
 
     def _peek(self, key: Key) -> None:
         """Gives up the recordings before a picture has more pairs than they have room for."""
         peek = self._peeks.setdefault(key, Peek())
         if peek.value(self._step.frame_of(key).pairs) > SPARE * self._most[key]:
-            self._forget()
+            self._forget(crowded=True)
 
     def _make_stream(self) -> Any:
         return torch.cuda.Stream(self._step.state.device)
 
-    def _forget(self) -> None:
-        """Recordings read and write the arrays' old places; their memory goes back to the card."""
+    def _forget(self, *, crowded: bool = False) -> None:
+        """Recordings read and write the arrays' old places, or have too little room; their memory goes back."""
+        self._crowded = crowded
         if self._replays:
             torch.cuda.synchronize(self._step.state.device)
             self._replays = {}
@@ -98,6 +101,8 @@ class GraphedSteps(EagerSteps):
     def _record(self, key: Key, degree: int) -> Callable[[], None]:
         step, frame = self._step, self._step.frame_of(key)
         self._most[key] = max(self._most.get(key, 0), self._draw_some(key, degree))
+        size = cuda_room.Key(frame.which.device, 1, frame.height, frame.width)
+        cuda_room.ROOM.reserve(size, int(ROOM * self._most[key]))
         frame.pairs.zero_()
         if step.reduce is None:
             return self._capture(lambda: step.run(frame, degree))[0]
@@ -116,8 +121,10 @@ class GraphedSteps(EagerSteps):
         """The most pairs of some pictures of this size, so that the recording has room for them."""
         step, frame = self._step, self._step.frame_of(key)
         alike = [number for number, size in enumerate(step.cameras.sizes) if size == key[:2]]
-        chosen = {*alike[:: max(1, len(alike) // WARM_CAMERAS)], *self._heavy.get(key, [])}
-        numbers = sorted(chosen | {number for size, number in self._recent if size == key})
+        chosen = {*alike[:: max(1, len(alike) // WARM_CAMERAS)], *self._heavy.get(key, []), self._recent[-1][1]}
+        if self._crowded or key not in self._heavy:
+            chosen |= {number for size, number in self._recent if size == key}
+        numbers = sorted(chosen)
         now, pairs = frame.which.clone(), []
         for number in numbers:
             frame.which.fill_(number)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from hotlap.kernels.splat.op import splat
 from hotlap.kernels.ssim.op import ssim
 from hotlap.splat.cameras import Cameras
 from hotlap.splat.config import LEARNABLE
+from hotlap.splat.lpips import lpips_of, why_no_lpips
 from hotlap.splat.pictures import Pictures
 
 MAX_PSNR = 100.0
@@ -31,7 +29,7 @@ class Score:
     psnr: float
     ssim: float
     lpips: float | None = None
-    """Of the net alex; None where it was not asked for or cannot be had."""
+    """Of the net alex; None where it was not asked for, cannot be had, or the picture is too small for the net."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,9 +59,13 @@ class Model:
 
 
 def judged(
-    model: Model, cameras: Cameras, pictures: Pictures, which: Sequence[int], *, lpips: bool = False
+    model: Model, cameras: Cameras, pictures: Pictures, which: Sequence[int], *, lpips: str | None = None
 ) -> Iterator[tuple[Score, Tensor, Tensor]]:
-    """For some views by number: the score, the picture drawn [H, W, 3] and the photograph [H, W, 3] uint8."""
+    """For some views by number: the score, the picture drawn [H, W, 3] and the photograph [H, W, 3] uint8.
+
+    ``lpips`` is None for none, or where its weights are ('' for the usual places).
+    """
+    has_lpips = lpips is not None and not why_no_lpips(lpips)
     for number in which:
         height, width = cameras.sizes[number]
         drawn = model.draw(cameras.viewmats[number], cameras.Ks[number], height, width).clamp(0, 1)
@@ -74,7 +76,7 @@ def judged(
             name=cameras.names[number],
             psnr=psnr(drawn, photograph, mask),
             ssim=float(ssim(drawn[None], photograph[None], mask=None if mask is None else mask[None])),
-            lpips=_lpips(drawn, photograph) if lpips and not why_no_lpips() else None,
+            lpips=lpips_of(drawn, photograph, lpips or "") if has_lpips else None,
         )
         yield score, drawn, photograph
 
@@ -95,28 +97,3 @@ def mean_scores(scores: Sequence[Score]) -> dict[str, float]:
         if values:
             found[name] = sum(values) / len(values)
     return found
-
-
-@cache
-def why_no_lpips() -> str:
-    """Why LPIPS cannot be computed here; '' if it can."""
-    if find_spec("lpips") is None:
-        return "the package lpips is not installed"
-    try:
-        _net("cpu")
-    except Exception as error:  # noqa: BLE001 - its weights may fail to download or to load in many ways
-        return f"its weights cannot be had: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    return ""
-
-
-@cache
-def _net(device: str) -> Any:
-    import lpips
-
-    return lpips.LPIPS(net="alex", verbose=False).to(device).eval()
-
-
-@torch.no_grad()
-def _lpips(drawn: Tensor, photograph: Tensor) -> float:
-    pair = [2 * picture.permute(2, 0, 1)[None] - 1 for picture in (drawn, photograph / 255)]
-    return float(_net(str(drawn.device))(*pair))

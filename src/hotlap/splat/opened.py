@@ -17,6 +17,7 @@ from hotlap.data.splats import Splats, read_splats
 from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.outcome import MODEL, RESULTS, as_model
+from hotlap.splat.stage import DRAWN, drawn_folder
 from hotlap.splat.train import SETTINGS, read_settings
 
 
@@ -89,11 +90,14 @@ def info(config: SplatInfoConfig) -> dict[str, Any]:
     """What a scene, a training or a file of splats holds, by name."""
     if not config.what:
         raise ConfigError("nothing was named", remedy="Name a scene, the folder of a training or a file of splats")
-    path = Path(config.what)
+    path = drawn_folder() if config.what == DRAWN else Path(config.what)
     if not path.exists():
         raise DataError(f"{config.what!r} does not exist")
-    if path.is_dir() and not (path / SETTINGS).is_file():
-        return _scene_info(path)
+    if (path.is_dir() and not (path / SETTINGS).is_file()) or path.suffix == ".json":
+        return _scene_info(path, config)
+    for name, value in (("images", config.images), ("factor", config.factor)):
+        if value not in ("images", None):
+            raise ConfigError(f"{name} = {value!r} with what = {config.what!r}", expected="the folder of a scene")
     opened = open_splats(config.what, "what")
     found = {"file": str(opened.file), **splats_info(opened.splats)}
     if opened.config is not None:
@@ -103,8 +107,8 @@ def info(config: SplatInfoConfig) -> dict[str, Any]:
     return found
 
 
-def _scene_info(path: Path) -> dict[str, Any]:
-    scene = read_scene(path, skip_missing=True)
+def _scene_info(path: Path, config: SplatInfoConfig) -> dict[str, Any]:
+    scene = read_scene(path, config.images, config.factor, skip_missing=True)
     train, held_out = scene.split()
     sizes = sorted({(view.camera.width, view.camera.height) for view in scene.views})
     return {

@@ -16,13 +16,16 @@ from hotlap.base.events import Emit
 from hotlap.data.splats import Splats, write_splats
 from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal, read_journal
-from hotlap.splat.album import draw_curves, save_picture, side_by_side
+from hotlap.splat.album import draw_curves, save_picture, sheet_of, side_by_side
 from hotlap.splat.cameras import Cameras
-from hotlap.splat.judge import Model, Score, judged, mean_scores, why_no_lpips
+from hotlap.splat.judge import Model, Score, judged, mean_scores
+from hotlap.splat.lpips import NET, why_no_lpips
 from hotlap.splat.pictures import Pictures
 from hotlap.splat.trainer import Trainer
 
 MODEL, RESULTS, SCORES, CAMERAS, CURVES = "model.ply", "results.json", "scores.csv", "cameras.json", "curves.png"
+SHEET, SHEET_ROWS = "sheet.jpg", 4
+"""Some of the pictures beside their photographs in one small file, and how many."""
 REMEDY = "Free some space or choose another folder"
 
 
@@ -41,10 +44,10 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
     }  # fmt: skip
     if stage.test_cameras is not None and stage.test_pictures is not None:
         scores = judge_all(
-            model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips=True, emit=emit
+            model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips="", emit=emit
         )
         outcome |= {"held_out": mean_scores(scores), "images": [vars(score) for score in scores]}
-        outcome["lpips"] = why_no_lpips() or "alex"
+        outcome["lpips"] = why_no_lpips() or NET
         _log_last(folder, trainer, outcome["held_out"])
     draw_curves(folder / CURVES, read_journal(folder))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)
@@ -62,19 +65,23 @@ def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
 
 
 def judge_all(
-    model: Model, cameras: Cameras, pictures: Pictures, folder: Path, most: int, *, lpips: bool, emit: Emit
+    model: Model, cameras: Cameras, pictures: Pictures, folder: Path, most: int, *, lpips: str | None, emit: Emit
 ) -> list[Score]:
-    """The score of every view; of ``most`` of them a picture beside the photograph is kept."""
+    """The score of every view; of ``most`` of them a picture beside the photograph is kept, of four in a sheet."""
     scores: list[Score] = []
+    rows: list[Any] = []
     shown = set(range(0, len(cameras), max(1, -(-len(cameras) // most)))) if most else set()
     emit(events.start("judge", len(cameras)))
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
             name = f"{Path(score.name).stem}.png"
-            save_picture(folder / "pictures" / name, side_by_side(photograph, drawn))
+            rows.append(side_by_side(photograph, drawn))
+            save_picture(folder / "pictures" / name, rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))
+    if rows:
+        save_picture(folder / SHEET, sheet_of(rows[:: -(-len(rows) // SHEET_ROWS)]))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("name", "psnr", "ssim", "lpips"))

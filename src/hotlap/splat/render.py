@@ -16,6 +16,7 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable
 from hotlap.base.events import Emit, ignore
+from hotlap.data.picture_file import require_pillow
 from hotlap.data.scene import Pinhole
 from hotlap.device.probe import get_device
 from hotlap.splat.album import as_bytes, save_picture
@@ -29,7 +30,7 @@ from hotlap.splat.stage import open_scene, split_views
 
 PLAIN_SIZE = (640, 480)
 """Width and height where nothing else says."""
-VIDEO = ".mp4"
+VIDEO, GIF = ".mp4", ".gif"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class Shot:
 
 
 def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
-    """The files that were written: PNG files, or one video."""
+    """The files that were written: PNG files, or one video or GIF."""
     opened, device = open_splats(config.model), get_device(config.device)
     shots = _sized(find_shots(config, opened), config)
     model = opened.model(device)
@@ -55,6 +56,8 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     frames = _frames(model, shots, device, emit)
     if out.suffix.lower() == VIDEO:
         return [write_video(out, frames, config.fps)]
+    if out.suffix.lower() == GIF:
+        return [write_gif(out, frames, config.fps)]
     written = []
     for shot, picture in zip(shots, frames, strict=True):
         path = out / f"{Path(shot.name).stem}.png"
@@ -191,4 +194,14 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
         writer.send(even.tobytes())
     if writer is not None:
         writer.close()
+    return path
+
+
+def write_gif(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
+    """A GIF file that repeats, 128 colours a picture; it counts in hundredths of a second."""
+    pillow = require_pillow()
+    pictures = [pillow.fromarray(frame).quantize(128, dither=pillow.Dither.NONE) for frame in frames]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    duration = max(20, round(100 / fps) * 10)
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
     return path

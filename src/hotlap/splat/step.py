@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotlap.data.splats import SH_C0
 from hotlap.kernels.adam.op import adam_step
 from hotlap.kernels.densify.op import densify_accumulate, densify_noise
 from hotlap.kernels.splat.frame import Drawn, Splats, View
@@ -29,6 +30,7 @@ from hotlap.splat.state import SplatState
 Gradients = dict[str, Tensor]
 Key = tuple[int, int, int]
 """Height and width of a picture, and how often they are halved."""
+COLORS = frozenset({"colors"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,10 +84,12 @@ class TrainStep:
         beside: Beside,
         *,
         with_masks: bool = False,
+        keep_small: bool = False,
         reduce: Callable[[Gradients, Tensor], None] | None = None,
     ) -> None:
         self.state, self.cameras, self.config, self.beside = state, cameras, config, beside
         self.with_masks, self.reduce = with_masks, reduce
+        self._small: dict[tuple[Key, int], tuple[Tensor, Tensor | None]] | None = {} if keep_small else None
         device = state.device
         self.numbers = torch.arange(len(cameras), device=device)
         self.frames: dict[Key, Frame] = {}
@@ -109,9 +113,10 @@ class TrainStep:
     def view_of(self, frame: Frame, degree: int) -> View:
         """How the kernels are to draw."""
         c = self.config
+        by_gradient = c.strategy == "budget" and c.densify_score == "gradient"
         return View(
             height=frame.height, width=frame.width, sh_degree=degree, raw=True, antialiased=c.antialiased,
-            absgrad=c.densify_signal == "abs" or c.strategy == "budget",
+            absgrad=c.densify_signal == "abs" or by_gradient,
         )  # fmt: skip
 
     def frame_of(self, key: Key) -> Frame:
@@ -140,14 +145,23 @@ class TrainStep:
         frame = self.frame_of(key)
         frame.which.copy_(self.numbers[number : number + 1])
         if key[2]:
-            target = shrunk(target.to(frame.target.device), frame.height, frame.width)
-            mask = None if mask is None else shrunk(mask[..., None], frame.height, frame.width)[..., 0]
+            target, mask = self._shrunk(key, number, target.to(frame.target.device), mask)
         frame.target[0].copy_(target, non_blocking=True)
         if frame.mask is not None and mask is not None:
             frame.mask[0].copy_(mask, non_blocking=True)
         elif frame.mask is not None:
             frame.mask.fill_(1)
         return frame
+
+    def _shrunk(self, key: Key, number: int, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A picture and its mask at the size of the key; where pictures wait on the device, so do those."""
+        if self._small is not None and (key, number) in self._small:
+            return self._small[key, number]
+        size = halved(key)
+        small = shrunk(target, *size), None if mask is None else shrunk(mask[..., None], *size)[..., 0]
+        if self._small is not None:
+            self._small[key, number] = small
+        return small
 
     def run(self, frame: Frame, degree: int) -> None:
         """Makes the whole step for the picture in the frame."""
@@ -171,6 +185,23 @@ class TrainStep:
         frame.pairs.copy_(torch.maximum(frame.pairs, drawn.tiles_per_splat.sum()))
         return grads
 
+    def blame(self, frame: Frame, degree: int) -> Tensor:  # [rows]
+        """How wrong the picture in the frame is where each splat is seen: the sum over pixels of its weight times L1.
+
+        That is the gradient of its colour, if the error is taken for the gradient of the picture.
+        """
+        kernels, splats, view = self._drawing(frame, degree)
+        view = replace(view, absgrad=False)
+        drawn = kernels.forward(splats, view)
+        error = (drawn.colors.clamp(0, 1) - frame.target / 255).abs().mean(-1, keepdim=True)
+        if frame.mask is not None:
+            error = error * frame.mask[..., None]
+        grads = kernels.backward(
+            splats, view, drawn, error.expand_as(drawn.colors).contiguous(), frame.no_alphas, None, COLORS
+        )
+        # A channel that is black all over has no gradient, and three of them are rare.
+        return grads["colors"][:, 0].amax(-1) / SH_C0
+
     def draw(self, frame: Frame, degree: int) -> Drawn:
         """The picture alone, with what is known of each splat."""
         kernels, splats, view = self._drawing(frame, degree)
@@ -187,7 +218,7 @@ class TrainStep:
         state, step = self.state, self.state.adam.step
         state.adam.lrs.copy_(self._base * torch.exp(self._log_decays * step))
         if self.config.strategy == "mcmc":
-            self._weigh(grads)
+            grads = self._weighed(grads)
         adam_step(state.adam, [grads[name] for name in state.learned], state.config, self._stepped())
         if self.beside.background is not None:
             self.beside.background.step(grads["backgrounds"])
@@ -230,14 +261,15 @@ class TrainStep:
         self.loss_sum.add_(apart.square().mean())
         return apart * (2 / apart.numel())
 
-    def _weigh(self, grads: Gradients) -> None:
-        """Adds the gradients of the mean opacity and the mean extent."""
-        state, c = self.state, self.config
+    def _weighed(self, grads: Gradients) -> Gradients:
+        """The gradients with those of the mean opacity and the mean extent; a replayed step needs the others again."""
+        state, c, found = self.state, self.config, dict(grads)
         if "opacities" in grads:
             opacities = torch.sigmoid(state["opacities"])
-            grads["opacities"] = grads["opacities"] + c.opacity_weight / state.num * opacities * (1 - opacities)
+            found["opacities"] = grads["opacities"] + c.opacity_weight / state.num * opacities * (1 - opacities)
         if "scales" in grads:
-            grads["scales"] = grads["scales"] + c.scale_weight / (3 * state.num) * torch.exp(state["scales"])
+            found["scales"] = grads["scales"] + c.scale_weight / (3 * state.num) * torch.exp(state["scales"])
+        return found
 
     def _shake(self, state: SplatState) -> None:
         rate = state.adam.lrs[state.learned.index("means")]

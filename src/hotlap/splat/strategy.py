@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,11 +112,17 @@ class Adaptive:
 
 
 class Budget(Adaptive):
-    """Grows towards a number of splats along a curve, each time where the absolute gradients are largest."""
+    """Grows towards a number of splats along a curve, each time where the score is largest.
 
-    def __init__(self, config: SplatTrainConfig, extent: float, first: int) -> None:
+    ``errors`` gives, after so many steps, how wrong some pictures are where each splat is seen [N]; without it absolute
+    gradients and sizes on the screen are the score.
+    """
+
+    def __init__(
+        self, config: SplatTrainConfig, extent: float, first: int, errors: Callable[[int], Tensor] | None = None
+    ) -> None:
         super().__init__(config, extent)
-        self.first = first
+        self.first, self.errors = first, errors
 
     def _refine(self, step: int, state: SplatState) -> Changed:
         c = self.config
@@ -124,7 +131,10 @@ class Budget(Adaptive):
         goal = self.first + (c.most_splats - self.first) * (1 - (1 - done) ** 2)
         unwanted = self._unwanted(step, state, torch.zeros_like(state.alive("stats.visible")))
         more = min(int(goal) - state.count + int(unwanted.sum()), state.count // 2)
-        score = self.gradient(state) * state.alive("stats.max_radius").sqrt()
+        if self.errors is not None:
+            score = self.errors(step)
+        else:
+            score = self.gradient(state) * state.alive("stats.max_radius").sqrt()
         high = _largest(score, ~unwanted & (score > 0), max(0, more))
         return apply_growth(step, state, c, high, self._large(state), unwanted)
 

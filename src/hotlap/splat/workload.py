@@ -48,6 +48,8 @@ def splat(
     config = config_with(preset, **changes)
     if scene == DRAWN:
         points = config.start_splats or 20_000
+        if config.image_index is not None:  # one picture does not see them all
+            points = points * 5 // 4
         drawn = DrawnScene(num_views=views, width=width, height=height, num_points=max(4, points))
         return SplatWorkload(config_with(preset, **{**changes, "scale": 1.0, "scene": str(drawn_folder(drawn))}), batch)
     return SplatWorkload(config_with(preset, **changes, scene=scene), batch)

@@ -11,10 +11,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse
 
 import hotlap
 from hotlap.base.errors import HotlapError
@@ -25,14 +23,13 @@ from hotlap.web.editing import editing_routes
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
 from hotlap.web.job_routes import job_routes
+from hotlap.web.page import add_page
 from hotlap.web.pictures import picture_routes
 from hotlap.web.protocol import protocol_routes
 from hotlap.web.reference_page import reference_routes
 from hotlap.web.runs import run_routes
 from hotlap.web.scenes import scene_routes
 from hotlap.web.state import state_routes
-
-STATIC = Path(__file__).parent / "static"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +88,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.guard.origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
-
+    add_page(app)
     return app
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -247,10 +248,13 @@ def test_every_process_times_every_arm_and_memory_is_weighed_alone(folder, jobs_
 def test_tuned_stands_for_the_fastest_settings_that_pass_the_gate(folder, jobs_in_process, monkeypatch):
     choices = [parse_arm("cpu:threads=1"), parse_arm("cpu:bf16")]
     monkeypatch.setattr(run_module, "cpu_candidates", lambda **_: choices)
+    monkeypatch.setattr(run_module, "_by_time", lambda rows: ["cpu:bf16", "cpu:threads=1"])
     left = bench(config("WrongInHalf", arms=("cpu", "cpu:tuned"), processes=1))
     assert left.extra["tuned_cpu"]["chosen"] == "cpu:threads=1", "bf16 gives a wrong answer here"
     assert [a.name for a in left.arms] == ["cpu", "cpu:threads=1"]
     assert "cpu:tuned is cpu:threads=1 here." in left.notes
+    [why] = [note for note in left.notes if note.startswith("cpu:bf16 was left out of the tuned CPU: ")]
+    assert re.search(r"wrong answer, [a-z ]+ error [\d.e-]+, allowed [\d.e-]+$", why)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hotlap.records.run import load_record, resolve_run, save
 from hotlap.tools import bench as bench_tool
 from hotlap.tools.lap import LapConfig, lap, preview
 from hotlap.tools.lap import stages as real
-from hotlap.tools.lap.stages import Round, search_budget_s
+from hotlap.tools.lap.stages import Round, Skip, a_process_s, bench_processes, profile_after, search_budget_s
 
 ADVICE = (
     {"name": "compile", "arm": "cpu:compile", "gain": 1.5, "basis": "assumed"},
@@ -291,6 +291,23 @@ def test_the_search_gets_what_the_other_stages_leave():
     assert search_budget_s(once) == 600 - 60 - 10 * 8 * 1.5, "what is not run needs no time"
     busy = Round(config, Path("runs"), seconds={"baseline": 500.0})
     assert search_budget_s(busy) == 150, "a quarter of the whole in any case"
+
+
+@pytest.mark.parametrize(("asked", "spent", "given"), [(8, 100.0, 8), (8, 510.0, 6), (8, 590.0, 5), (3, 590.0, 3)])
+def test_a_short_budget_cuts_the_bench_down_to_no_fewer_than_five_processes(asked, spent, given):
+    config = LapConfig(target="net", budget="10m", processes=asked)
+    lap = Round(config, Path("runs"), seconds={"baseline": 20.0, "tune": spent - 20.0})
+    assert a_process_s(lap) == 15
+    assert bench_processes(lap) == given
+
+
+def test_the_second_profile_leaves_the_bench_its_time(tmp_path, monkeypatch):
+    config = LapConfig(target="net", budget="10m")
+    lap = Round(config, tmp_path, seconds={"baseline": 40.0, "profile-before": 30.0, "tune": 400.0})
+    monkeypatch.setattr(Round, "winner", (parse_arm("cpu:fused"), 16))
+    monkeypatch.setattr(Round, "stays", False)
+    with pytest.raises(Skip, match="the bench needs what is left of the budget"):
+        profile_after(lap)
 
 
 def test_a_lap_and_its_stages_are_shown_and_listed(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hotlap.device.seed import seed_everything
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.session import Session
 from hotlap.tools.lap import LapConfig
@@ -40,6 +41,13 @@ class Pictures(Workload):
         return torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
 
 
+class Normed(Pictures):
+    def build_model(self):
+        norm = nn.BatchNorm2d(4)
+        norm.running_mean = torch.randn(4)
+        return nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
 @pytest.fixture
 def same_threads():
     before = torch.get_num_threads()
@@ -61,7 +69,9 @@ def loss_of(outputs, targets):
     return (outputs - targets).square().sum() / len(outputs)
 
 
-@pytest.mark.parametrize("options", ["", "bf16", "channels_last", "fused+threads=1", "bf16+channels_last"])
+@pytest.mark.parametrize(
+    "options", ["", "bf16", "channels_last", "fused+threads=1", "bf16+channels_last", "padded+channels_last"]
+)
 def test_pasted_training_steps_give_the_weights_of_the_arm(options, device, plain_float32, same_threads):
     if device.type == "cuda":
         options = options.replace("+threads=1", "")
@@ -87,6 +97,16 @@ def test_pasted_inference_gives_the_outputs_of_the_arm(device, plain_float32):
     got = space["predict"](model, session.batches[0][0])
     assert got.dtype == torch.bfloat16 and not model.training
     torch.testing.assert_close(got, session.infer_on(session.batches[0]), rtol=1e-2, atol=1e-2)
+
+
+def test_pasted_folding_gives_the_outputs_of_the_arm(device, plain_float32):
+    arm = f"{device.type}:bf16+folded+padded"
+    session = Session(Normed(), parse_arm(arm), mode="infer", batch=8, seed=0)
+    space, inputs = pasted(arm, "infer"), session.batches[0][0]
+    seed_everything(0)
+    model = space["prepare"](Normed().build_model(), inputs[:2])
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    torch.testing.assert_close(space["predict"](model, inputs), session.infer_on(session.batches[0]))
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])

@@ -63,6 +63,36 @@ def test_the_winner_is_near_the_best_of_the_whole_grid_for_a_fraction_of_its_tri
     assert machine.num_run < 0.05 * 4 * 2 * 2 * 2 * 4 * len(batches)
 
 
+@pytest.mark.parametrize(
+    ("mode", "known", "asked"),
+    [
+        ("infer", {"has_norms": True}, {"folded"}),
+        ("train", {"has_norms": True}, set()),
+        ("infer", {}, set()),
+        ("train", {"has_odd_channels": True}, {"padded"}),
+        ("infer", {"has_odd_channels": True, "has_norms": True}, {"folded", "padded"}),
+    ],
+)
+def test_forms_of_convolutions_are_tried_where_they_can_matter(mode, known, asked):
+    machine = Machine()
+    run(machine, mode=mode, about=dataclasses.replace(CARD, **known), batch=16)
+    words = {word for row in machine.rows for word in ("folded", "padded") if word in row.arm}
+    assert words == asked
+
+
+@pytest.mark.parametrize(
+    ("overhead_ms", "most", "is_tried"), [(50.0, 40, True), (0.0, 40, False), (50.0, 10**9, False)]
+)
+def test_activations_are_computed_again_where_memory_ends_a_climb_that_pays(overhead_ms, most, is_tried):
+    def fits(arm, batch):
+        return batch <= most * (8 if arm.recompute else 1)
+
+    machine = Machine(fits=fits, rate=functools.partial(true_rate, overhead_ms=overhead_ms))
+    outcome = run(machine, graphs="off", compile_modes=())
+    assert any("recompute" in row.arm for row in machine.rows) == is_tried
+    assert ("recompute" in outcome.winner.arm) == is_tried
+
+
 def test_memory_with_islands_is_not_taken_for_monotone():
     def fits(arm, batch):
         return batch not in (64, 96) and batch <= 200

@@ -17,6 +17,10 @@ struct Cloud {
     int count;
 };
 
+struct Found { float* distance; i64* index; };  // [B, count] each
+// What one search reads and writes; keys are a distance and the index it leads to as one number.
+struct Search { Cloud x, y; u64* x_keys; u64* y_keys; Found of_x, of_y; };
+
 DEVICE int cloud_length(const Cloud& cloud, int object) {
     if (!cloud.lengths) return cloud.count;
     const i64 length = cloud.lengths[object];
@@ -31,12 +35,12 @@ DEVICE Point read_point(const float* points, i64 number) {
 }
 
 // Blocks by queries, by shares of the targets, and by object and direction.
-KERNEL(THREADS, 8) chamfer_fwd_kernel(Cloud x, Cloud y, u64* x_keys, u64* y_keys) {
+KERNEL(THREADS, 8) chamfer_fwd_kernel(Search search) {
     SHARED(Point, tile, TILE);
     const int object = block_z() >> 1, thread = thread_index();
     const bool back = block_z() & 1;
-    const Cloud here = back ? y : x, there = back ? x : y;
-    u64* keys = (back ? y_keys : x_keys) + (i64)object * here.count;
+    const Cloud here = back ? search.y : search.x, there = back ? search.x : search.y;
+    u64* keys = (back ? search.y_keys : search.x_keys) + (i64)object * here.count;
     const int num_queries = cloud_length(here, object), num_targets = cloud_length(there, object);
     const int first_query = block_x() * THREADS * QUERIES;
     const int share = ((num_targets + blocks_y() - 1) / blocks_y() + CHUNK - 1) / CHUNK * CHUNK;
@@ -83,36 +87,36 @@ KERNEL(THREADS, 8) chamfer_fwd_kernel(Cloud x, Cloud y, u64* x_keys, u64* y_keys
     }
 }
 
-struct Found { float* distance; i64* index; };
-
 // The two halves of the keys. Points behind a cloud's length get 0 and -1, those without any target infinity and -1.
-KERNEL(THREADS, 1) chamfer_unpack_kernel(Cloud x, Cloud y, const u64* x_keys, const u64* y_keys, Found of_x, Found of_y) {
+KERNEL(THREADS, 1) chamfer_unpack_kernel(Search search) {
     const int object = block_z() >> 1, n = block_x() * THREADS + thread_index();
     const bool back = block_z() & 1;
-    const Cloud here = back ? y : x;
+    const Cloud here = back ? search.y : search.x;
     if (n >= here.count) return;
     const i64 place = (i64)object * here.count + n;
-    const u64 key = (back ? y_keys : x_keys)[place];
-    const Found found = back ? of_y : of_x;
+    const u64 key = (back ? search.y_keys : search.x_keys)[place];
+    const Found found = back ? search.of_y : search.of_x;
     const bool real = n < cloud_length(here, object);
     found.distance[place] = !real ? 0.0f : key == NOTHING ? FAR_AWAY : __uint_as_float((u32)(key >> 32));
     found.index[place] = !real || key == NOTHING ? -1 : (i64)(key & 0xffffffffull);
 }
 
-struct Wanted { const i64* index; const float* v; float* grad; };
+// The gradient by a distance is read where it lies: that of a sum is one number with strides of 0.
+struct Wanted { const i64* index; const float* v; i64 v_row, v_step; float* grad; };
+struct Slope { Cloud x, y; Wanted of_x, of_y; };
 
 // Adds 2 v (p - q) to the gradient of a point p and takes it from that of its nearest point q.
-KERNEL(THREADS, 1) chamfer_bwd_kernel(Cloud x, Cloud y, Wanted of_x, Wanted of_y) {
+KERNEL(THREADS, 1) chamfer_bwd_kernel(Slope slope) {
     const int object = block_z() >> 1, n = block_x() * THREADS + thread_index();
     const bool back = block_z() & 1;
-    const Cloud here = back ? y : x, there = back ? x : y;
-    const Wanted mine = back ? of_y : of_x, other = back ? of_x : of_y;
+    const Cloud here = back ? slope.y : slope.x, there = back ? slope.x : slope.y;
+    const Wanted mine = back ? slope.of_y : slope.of_x, other = back ? slope.of_x : slope.of_y;
     if (n >= here.count) return;
     const i64 place = (i64)object * here.count + n, index = mine.index[place];
     if (index < 0) return;
     const i64 target = (i64)object * there.count + index;
     const Point p = read_point(here.points, place), q = read_point(there.points, target);
-    const float twice = 2.0f * mine.v[place];
+    const float twice = 2.0f * mine.v[object * mine.v_row + n * mine.v_step];
     const float step[3] = {twice * (p.x - q.x), twice * (p.y - q.y), twice * (p.z - q.z)};
     UNROLL for (int axis = 0; axis < 3; axis++) {
         atomic_add(&mine.grad[3 * place + axis], step[axis]);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ from hotlap.kernels import launch as launching
 from hotlap.kernels.dropout.reference import mask_shape, threshold_of
 from hotlap.kernels.nvrtc import Program, load_function, why_no_compiler
 
-THREADS, PACK = 256, 16
+THREADS, PACK_BYTES = 256, 16
 MAX_ELEMENTS = 2**31 - 1
 """The kernel counts in 32 bits."""
-LAYOUT = struct.Struct("PPIIii0P")
+MAX_FACTORS = 2**23
+"""Up to so many elements of float32, the mask is the factors themselves, four bytes each: one operation forward and one
+backward, where steps wait for launches. Beyond, it is one byte an element, and memory counts."""
+LAYOUT = struct.Struct("PPdIIii0P")
 """``Mask`` in dropout.cu; as in C, it is as long as a multiple of its widest member."""
+KERNELS = {torch.bool: "dropout_keep_kernel", torch.float32: "dropout_factor_kernel"}
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -50,8 +54,8 @@ def why_not(x: Tensor, seeds: Tensor) -> str:
 class _Loaded:
     """The kernel on one card."""
 
-    function: Any = None
-    """What is launched."""
+    functions: dict[torch.dtype, Any] = field(default_factory=dict)
+    """What is launched, by the mask's type."""
     why_not: str = ""
     """Why there is none."""
 
@@ -74,11 +78,11 @@ def _load(device: int) -> _Loaded:
         return _Loaded(why_not=reason)
     try:
         with torch.cuda.device(device):
-            function = load_function(device, program(), "keyed_dropout_kernel")
+            functions = {dtype: load_function(device, program(), name) for dtype, name in KERNELS.items()}
     except (KernelUnavailable, ImportError, OSError, RuntimeError) as error:
         # A bindings package without its libraries, or a cache that cannot be written: the reference needs neither.
         return _Loaded(why_not=f"the kernel cannot be loaded ({str(error).rstrip('.')})")
-    return _Loaded(function=function)
+    return _Loaded(functions=functions)
 
 
 def program() -> Program:
@@ -94,19 +98,20 @@ def keyed_dropout_cuda(
     *,
     by_channel: bool = False,
 ) -> Tensor:
-    """What ``keyed_dropout_ref`` gives, bit for bit; a mask of one byte an element is kept for the backward pass."""
-    keep = torch.empty(mask_shape(x, by_channel), dtype=torch.bool, device=x.device)
-    count = math.prod(keep.shape)
+    """What ``keyed_dropout_ref`` gives, bit for bit where ``x`` is finite; the mask is kept for the backward pass."""
+    shape, scale = mask_shape(x, by_channel), 1 / (1 - p)
+    count = math.prod(shape)
+    kind = torch.float32 if x.dtype == torch.float32 and count <= MAX_FACTORS else torch.bool
+    mask = torch.empty(shape, dtype=kind, device=x.device)
     if count:
-        blocks = -(-count // (THREADS * PACK))
-        numbers = count, count // len(seeds), start, threshold_of(p)
-        _launch(x.device, blocks, LAYOUT.pack(keep.data_ptr(), seeds.data_ptr(), *numbers))
-    if not by_channel and not x.is_contiguous():
-        keep = torch.empty_like(x, dtype=torch.bool).copy_(keep)  # so that the output lies in memory as x does
-    return torch.where(keep, x, 0) * (1 / (1 - p))
+        blocks = -(-count * mask.itemsize // (THREADS * PACK_BYTES))
+        numbers = scale, count, count // len(seeds), start, threshold_of(p)
+        _launch(x.device, kind, blocks, LAYOUT.pack(mask.data_ptr(), seeds.data_ptr(), *numbers))
+    # ``x`` first: the output then lies in memory as it does.
+    return x * mask if kind == torch.float32 else x * mask * scale
 
 
-def _launch(device: torch.device, blocks: int, mask: bytes) -> None:
+def _launch(device: torch.device, kind: torch.dtype, blocks: int, mask: bytes) -> None:
     """Runs the kernel on torch's stream."""
     packed = launching.Packed((mask,))
-    launching.enqueue(_LOADED[device.index].function, (blocks, 1, 1), THREADS, packed.address, device.index)
+    launching.enqueue(_LOADED[device.index].functions[kind], (blocks, 1, 1), THREADS, packed.address, device.index)

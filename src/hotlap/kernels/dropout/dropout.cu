@@ -1,19 +1,20 @@
 // The mask of dropout by samples: an element stays if a hash of its sample's seed and its place in the sample is large
-// enough. What is done with the mask, forward and backward, is torch's own.
+// enough. What is done with the mask, forward and backward, is torch's own: as bytes that say yes or no, or as the
+// numbers that the elements are multiplied by.
 
 #define THREADS 256
-#define PACK 16
-
-struct alignas(16) Pack { u8 at[PACK]; };
 
 // In the order of LAYOUT in cuda.py.
 struct Mask {
-    u8* keep;
+    void* out;
     const u32* seeds;
+    double scale;              // of what stays
     u32 count;                 // elements of the mask
     u32 width;                 // of those, a sample's
     int start, threshold;
 };
+
+template <typename T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
 
 DEVICE bool stays(const Mask& m, u32 seed, u32 element) {
     u32 h = seed + (u32)m.start + element * 0x9e3779b9u;
@@ -22,22 +23,28 @@ DEVICE bool stays(const Mask& m, u32 seed, u32 element) {
     return (int)h >= m.threshold;
 }
 
-KERNEL(THREADS) keyed_dropout_kernel(const Mask m) {
+template <typename T>
+DEVICE void write_mask(const Mask& m, T stay) {
+    constexpr u32 PACK = 16 / sizeof(T);
     const u32 first = ((u32)block_x() * THREADS + thread_index()) * PACK;
     if (first >= m.count) return;
     u32 sample = first / m.width, element = first - sample * m.width, seed = m.seeds[sample];
-    Pack pack;
+    Pack<T> pack;
     UNROLL
     for (int n = 0; n < PACK; n++) {
         if (first + n >= m.count) break;
         if (element == m.width) element = 0, seed = m.seeds[++sample];
-        pack.at[n] = stays(m, seed, element++);
+        pack.at[n] = stays(m, seed, element++) ? stay : (T)0;
     }
-    if (first + PACK <= m.count && (u64)m.keep % PACK == 0) {
-        *(Pack*)(m.keep + first) = pack;
+    T* out = (T*)m.out;
+    if (first + PACK <= m.count && (u64)out % 16 == 0) {
+        *(Pack<T>*)(out + first) = pack;
     } else {
         UNROLL
         for (int n = 0; n < PACK; n++)
-            if (first + n < m.count) m.keep[first + n] = pack.at[n];
+            if (first + n < m.count) out[first + n] = pack.at[n];
     }
 }
+
+KERNEL(THREADS) dropout_keep_kernel(const Mask m) { write_mask<u8>(m, 1); }
+KERNEL(THREADS) dropout_factor_kernel(const Mask m) { write_mask<float>(m, (float)m.scale); }

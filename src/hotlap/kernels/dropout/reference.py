@@ -43,7 +43,8 @@ def keyed_dropout_ref(
 
     Rows may be samples, or several to a sample, as where [n, time, width] was folded to [n * time, width]. With
     ``by_channel`` whole channels go, the second dimension. ``start`` is a number of 32 bits with a sign that tells
-    layers and calls apart; ``places`` may keep what it made. Differentiable in ``x``.
+    layers and calls apart; ``places`` may keep what it made. Differentiable in ``x``. What is not finite and given up
+    becomes NaN, as in torch's own dropout.
     """
     shape = mask_shape(x, by_channel)
     width = shape[0] // max(1, len(seeds))
@@ -53,4 +54,4 @@ def keyed_dropout_ref(
     h = seeds[:, None] + places(start, width, x.device)
     h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
     h = (h ^ ((h >> 15) & 0x1FFFF)) * -2073254261
-    return torch.where((h >= threshold_of(p)).view(shape), x, 0) * (1 / (1 - p))
+    return x * (h >= threshold_of(p)).view(shape) * (1 / (1 - p))

@@ -8,6 +8,9 @@ import numpy as np
 
 from hotlap.kernels.instances.reference import Graded, Rings
 
+SIDES = 1 << 15
+"""Sides where labels meet that there is room for at first; where there are more, they are gone through again."""
+
 
 def why_not() -> str:
     """Why this implementation cannot run here; '' if it can."""
@@ -47,9 +50,12 @@ def merge(labels: np.ndarray, heights: np.ndarray, share: float) -> np.ndarray:
     from hotlap.kernels.instances.cpu_kernels import merge_kernel, sides_kernel
 
     labels, heights = np.array(labels, np.int32, order="C"), np.ascontiguousarray(heights, np.float32)
-    num = sides_kernel(labels, heights, np.empty((0, 2), np.int32), np.empty(0, np.float32))
-    sides, levels = np.empty((num, 2), np.int32), np.empty(num, np.float32)
-    sides_kernel(labels, heights, sides, levels)
+    sides, levels = np.empty((SIDES, 2), np.int32), np.empty(SIDES, np.float32)
+    num = sides_kernel(labels, heights, sides, levels)
+    if num > SIDES:
+        sides, levels = np.empty((num, 2), np.int32), np.empty(num, np.float32)
+        sides_kernel(labels, heights, sides, levels)
+    sides, levels = sides[:num], levels[:num]
     order = np.argsort(-levels, kind="stable")
     merge_kernel(labels, heights, int(labels.max(initial=0)), sides, levels, order, np.float32(share))
     return labels

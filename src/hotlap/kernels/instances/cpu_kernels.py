@@ -9,6 +9,8 @@ from numba import njit
 
 FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy"}
 NUM_LEVELS = 256
+FAR = 1 << 40
+"""Farther than any coordinate."""
 
 
 @njit(**FAST)
@@ -58,13 +60,25 @@ def regions_kernel(mask, labels):
 
 
 @njit(**FAST)
+def _queue(following, first, last, level, place):
+    """Puts a place at the end of its level's list."""
+    if first[level] < 0:
+        first[level] = place
+    else:
+        following[last[level]] = place
+    last[level] = place
+    following[place] = -1
+
+
+@njit(**FAST)
 def watershed_kernel(levels, mask, labels):
     """Grows the seeds in ``labels`` over ``mask``, lowest level first and of equal levels in order of arrival.
 
-    One list of waiting pixels for each level takes the place of a heap.
+    One list of waiting pixels for each level takes the place of a heap. A seed's pixel with nothing to grow into beside
+    it will never have any, and does not wait.
     """
     height, width = levels.shape
-    following = np.full(height * width, -1, np.int32)
+    following = np.empty(height * width, np.int32)
     first, last = np.full(NUM_LEVELS, -1, np.int32), np.full(NUM_LEVELS, -1, np.int32)
     lowest = NUM_LEVELS
     steps_y, steps_x = (-1, 0, 0, 1), (0, -1, 1, 0)
@@ -72,13 +86,14 @@ def watershed_kernel(levels, mask, labels):
         for x in range(width):
             if labels[y, x] == 0:
                 continue
-            level, start = levels[y, x], y * width + x
-            if first[level] < 0:
-                first[level] = start
-            else:
-                following[last[level]] = start
-            last[level] = start
-            lowest = min(lowest, level)
+            grows = y > 0 and labels[y - 1, x] == 0 and mask[y - 1, x]
+            grows |= x > 0 and labels[y, x - 1] == 0 and mask[y, x - 1]
+            grows |= x < width - 1 and labels[y, x + 1] == 0 and mask[y, x + 1]
+            grows |= y < height - 1 and labels[y + 1, x] == 0 and mask[y + 1, x]
+            if grows:
+                level = levels[y, x]
+                _queue(following, first, last, level, y * width + x)
+                lowest = min(lowest, level)
     while lowest < NUM_LEVELS:
         here = first[lowest]
         if here < 0:
@@ -93,12 +108,8 @@ def watershed_kernel(levels, mask, labels):
             if labels[to_y, to_x] != 0 or not mask[to_y, to_x]:
                 continue
             labels[to_y, to_x] = labels[y, x]
-            level, place = levels[to_y, to_x], to_y * width + to_x
-            if first[level] < 0:
-                first[level] = place
-            else:
-                following[last[level]] = place
-            last[level] = place
+            level = levels[to_y, to_x]
+            _queue(following, first, last, level, to_y * width + to_x)
             lowest = min(lowest, level)
 
 
@@ -147,8 +158,9 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
     height, width = labels.shape
     for y in range(height):
         for x in range(width):
-            if labels[y, x] != 0:
-                tops[labels[y, x]] = max(tops[labels[y, x]], heights[y, x])
+            label = labels[y, x]
+            if label != 0 and heights[y, x] > tops[label]:
+                tops[label] = heights[y, x]
     for n in order:
         a, b = _root(parent, sides[n, 0]), _root(parent, sides[n, 1])
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
@@ -175,7 +187,10 @@ def renumber_kernel(labels, num, min_area, out):
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
-            if label != 0 and areas[label] >= min_area and numbers[label] == 0:
+            if label == 0:
+                out[y, x] = 0
+                continue
+            if areas[label] >= min_area and numbers[label] == 0:
                 count += 1
                 numbers[label] = count
             out[y, x] = numbers[label]
@@ -276,14 +291,34 @@ def simplify_kernel(points, starts, tolerance, keep):
 
 @njit(**FAST)
 def _hull(points, begin, end, hull):
-    """The corners of the convex hull of some points, by Andrew's chain; how many they are."""
-    order = np.argsort(points[begin:end, 0] * np.int64(1 << 32) + points[begin:end, 1])
+    """The corners of the convex hull of some points, by Andrew's chain; how many they are.
+
+    Of the points in one column only the highest and the lowest can be corners, so nothing has to be put in order.
+    """
+    if begin == end:
+        return 0
+    left, right = points[begin, 0], points[begin, 0]
+    for n in range(begin, end):
+        left, right = min(left, points[n, 0]), max(right, points[n, 0])
+    span = right - left + 1
+    ends = np.empty((2 * span, 2), np.int64)
+    least_y, most_y = np.full(span, FAR, np.int64), np.full(span, -FAR, np.int64)
+    for n in range(begin, end):
+        column = points[n, 0] - left
+        least_y[column] = min(least_y[column], points[n, 1])
+        most_y[column] = max(most_y[column], points[n, 1])
+    total = 0
+    for column in range(span):
+        for y in (least_y[column], most_y[column]):
+            if abs(y) < FAR and (total == 0 or ends[total - 1, 0] != left + column or ends[total - 1, 1] != y):
+                ends[total, 0], ends[total, 1] = left + column, y
+                total += 1
     num = 0
     for half in range(2):
         least = num + 1 if half else 2
-        for n in range(1 if half else 0, order.size):
-            p = begin + (order[order.size - 1 - n] if half else order[n])
-            x, y = points[p, 0], points[p, 1]
+        for n in range(1 if half else 0, total):
+            p = total - 1 - n if half else n
+            x, y = ends[p, 0], ends[p, 1]
             while num >= least:
                 bx, by, ax, ay = hull[num - 1, 0], hull[num - 1, 1], hull[num - 2, 0], hull[num - 2, 1]
                 if (bx - ax) * (y - ay) - (by - ay) * (x - ax) > 0:

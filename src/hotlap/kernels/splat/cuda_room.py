@@ -86,6 +86,11 @@ class Room:
         if needed * 1.1 >= known.capacity:
             known.capacity = _steps(needed * 5 // 4 + 1)
 
+    def reserve(self, key: Key, pairs: int) -> None:
+        """Frames of a size that is known have room for so many pairs at least, as a capture wants before it begins."""
+        if key in self.known:
+            self.known[key].capacity = max(self.known[key].capacity, _steps(pairs))
+
 
 def _steps(pairs: int) -> int:
     return -(-pairs // STEP) * STEP

@@ -215,7 +215,8 @@ class _Run:
                 return name
             gate = self.gates.pop(name, None)
             self.failures = [f for f in self.failures if f.arm != name]
-            self.notes.append(f"{name} was left out of the tuned CPU: " + ("wrong answer" if gate else "it failed"))
+            why = _what_is_wrong(gate) if gate else "it failed"
+            self.notes.append(f"{name} was left out of the tuned CPU: {why}")
         raise EnvironmentUnusable(
             f"no CPU settings of {self.config.target!r} ran and passed the gate",
             remedy="Look at one with --arms cpu, or leave the CPU out with --arms cuda",
@@ -339,6 +340,12 @@ class _Run:
         record = dataclasses.replace(record, status=status, finished_at=now(), verdict=verdict, notes=notes)
         self.record = save(record, self.folder)
         return self.record
+
+
+def _what_is_wrong(gate: Gate) -> str:
+    """The check that is furthest from what is allowed."""
+    worst = max((c for c in gate.checks if not c.passed), key=lambda c: c.error / max(c.allowed, 1e-300))
+    return f"wrong answer, {worst.name} error {worst.error:.2g}, allowed {worst.allowed:.2g}"
 
 
 def _by_time(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -32,6 +32,17 @@ def record(step, *example):
 
     return replay
 '''
+_PADDED = '''
+class PaddedConv2d(torch.nn.Conv2d):
+    """A convolution with zero channels beside its own, up to a multiple of eight."""
+
+    def forward(self, x):
+        more_in, more_out = -self.in_channels % 8, -self.out_channels % 8
+        weight = torch.nn.functional.pad(self.weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
+        bias = None if self.bias is None else torch.nn.functional.pad(self.bias, (0, more_out))
+        x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, more_in))
+        return self._conv_forward(x, weight, bias)[:, : self.out_channels]
+'''
 
 
 def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str]:
@@ -54,7 +65,8 @@ def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
         f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})",
         *_switches(arm, train),
     ]
-    lines += ["", "", *_prepare(arm, train), "", "", *_place(arm), "", ""]
+    lines += [_PADDED.rstrip()] if arm.padded else []
+    lines += ["", "", *_place(arm), "", "", *_prepare(arm, train), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
     text = "\n".join(lines) + "\n"
     if not arm.graph:
@@ -70,6 +82,8 @@ def _imports(arm: ArmSpec) -> Iterator[str]:
     yield "import torch"
     if arm.sdpa:
         yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
+    if arm.folded:
+        yield "from hotlap.measure.folded import fold_norms"
 
 
 def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
@@ -88,8 +102,12 @@ def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
 
 
 def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
-    yield "def prepare(model):"
-    yield '    """The model as it ran; make the optimizer from what this returns."""'
+    if arm.folded:
+        yield "def prepare(model, example):"
+        yield '    """The model as it ran; two samples as ``example`` show which norm follows which convolution."""'
+    else:
+        yield "def prepare(model):"
+        yield '    """The model as it ran; make the optimizer from what this returns."""'
     if arm.kernels:
         yield "    for layer in model.modules():"
         yield '        if hasattr(layer, "use_kernels"):  # layers of Hotlap that have a kernel of their own'
@@ -97,8 +115,15 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
     if arm.recompute:
         yield "    # In the forward of each block of layers, let activations go and be computed again:"
         yield "    # x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
+    if arm.padded:
+        yield "    for layer in model.modules():"
+        yield "        odd = type(layer) is torch.nn.Conv2d and (layer.in_channels % 8 or layer.out_channels % 8)"
+        yield "        if odd and layer.groups == 1:"
+        yield "            layer.__class__ = PaddedConv2d"
     layout = ", memory_format=torch.channels_last" if arm.channels_last else ""
     yield f"    model = model.to(device{layout}).{'train' if train else 'eval'}()"
+    if arm.folded:
+        yield from _fold(arm)
     if arm.compile:
         mode = "" if arm.compile == "default" else f'mode="{arm.compile}", '
         yield f"    return torch.compile(model, {mode}dynamic=False)"
@@ -109,6 +134,16 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield ""
         yield ""
         yield f"# optimizer = torch.optim.AdamW(model.parameters(), ..., {', '.join(wanted)}), or the one you have"
+
+
+def _fold(arm: ArmSpec) -> Iterator[str]:
+    inside, dtype = _with(arm), _DTYPES.get(arm.precision)
+    yield "    def run():"
+    if inside:
+        yield f"    {inside}"
+    yield f"        {'    ' if inside else ''}model(place(example))"
+    yield ""
+    yield f"    fold_norms(model, run{f', {dtype}' if dtype else ''})"
 
 
 def _is_fused(arm: ArmSpec) -> bool:

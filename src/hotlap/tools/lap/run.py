@@ -12,6 +12,8 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError
 from hotlap.base.events import Emit, Event, ignore
 from hotlap.base.format import format_list, format_s
+from hotlap.measure.nursery import COMPILERS, Nursery
+from hotlap.measure.process import lent
 from hotlap.records.codec import encode
 from hotlap.records.environment import Environment, capture
 from hotlap.records.lap import (
@@ -53,7 +55,10 @@ def lap(
     run = _Run(config, emit, sources or {}, stages)
     emit(events.start("lap", run.total, f"lap of {config.target}"))
     try:
-        return run.go()
+        if stages is not STAGES:
+            return run.go()
+        with Nursery(COMPILERS) as nursery, lent(nursery):
+            return run.go()
     finally:
         emit(events.finish("lap"))
 

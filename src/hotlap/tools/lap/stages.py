@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotlap.base import events
 from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_percent, format_ratio
@@ -25,6 +26,8 @@ STOPPING_GROUPS = ("cpu", "gpu")
 LEAST_SEARCH = 0.25
 """Share of the whole budget that the search gets, whatever the other stages took."""
 VERIFY_GUESS_S = 15.0
+FEWEST = 5
+"""Processes that the bench is cut down to where the budget is short; a difference under 10% may then stay open."""
 ROOM = 0.7
 """Share of the device's memory that an arm which the search did not run may be expected to take."""
 LEAST_SEEN = 0.05
@@ -143,7 +146,7 @@ def baseline(lap: Round) -> RunRecord:
             seconds=0.3,
             max_seconds=1.5 if quick else 5.0,
             warmup_seconds=1.0 if quick else 5.0,
-            gate=not quick,  # the search judges the plain arm before anything else
+            gate=False,  # the search judges the plain arm before anything else, and the last bench every arm
             **_BARE,
         ),
         lap.emit,
@@ -176,6 +179,9 @@ def profile_before(lap: Round) -> RunRecord:
 
 def profile_after(lap: Round) -> RunRecord:
     arm, batch = _chosen(lap)
+    needed = lap.seconds.get("profile-before", 0.0) + FEWEST * a_process_s(lap)
+    if not lap.config.quick and lap.spent_s + needed > lap.config.budget_s:
+        raise Skip("the bench needs what is left of the budget; 'hotlap lap --resume --budget 20m' makes up for it")
     return _profile(lap, "profile-after", arm, batch)
 
 
@@ -229,12 +235,24 @@ def search_budget_s(lap: Round) -> float:
     They are guessed by their likes that ran already: the second profile by the first, the bench by the baseline.
     """
     config = lap.config
-    per_arm = lap.seconds.get("baseline", 0.0) / (1 if config.quick else 2)
-    num_arms = 2 + config.advice
-    bench_s = per_arm * config.processes * (1 + 0.5 * (num_arms - 1))
+    bench_s = a_process_s(lap) * config.processes
     second = lap.seconds.get("profile-before", 0.0) if config.profile_after else 0.0
     later = bench_s + second + (VERIFY_GUESS_S if config.verify else 0.0)
     return max(LEAST_SEARCH * config.budget_s, config.budget_s - lap.spent_s - later)
+
+
+def a_process_s(lap: Round) -> float:
+    """What one process of the bench may take, guessed by the baseline's: each further arm half as much again."""
+    per_arm = lap.seconds.get("baseline", 0.0) / (1 if lap.config.quick else 2)
+    return per_arm * (1 + 0.5 * (1 + lap.config.advice))
+
+
+def bench_processes(lap: Round) -> int:
+    """As many as were asked for; where the budget is short as many as it leaves time for, but no fewer than five."""
+    asked, one = lap.config.processes, a_process_s(lap)
+    if asked <= FEWEST or not one:
+        return asked
+    return min(asked, max(FEWEST, int((lap.config.budget_s - lap.spent_s) / one)))
 
 
 def verify(lap: Round) -> RunRecord:
@@ -263,10 +281,12 @@ def bench(lap: Round) -> RunRecord:
     if quick:
         short = {"repeats": 6, "seconds": 0.3, "max_seconds": 1.5, "warmup_seconds": 1.0, "gate_batch": 2}
         short |= {"gate_steps": 2}
-    common = lap.common("bench")
+    common, processes = lap.common("bench"), bench_processes(lap)
+    if processes < config.processes:
+        lap.emit(events.note(f"the budget leaves time for {processes} of {config.processes} processes in the bench"))
     return run(
         BenchConfig(
-            **common, **short, arms=arms, batch=lap.batch, processes=config.processes,
+            **common, **short, arms=arms, batch=lap.batch, processes=processes,
             **(_BARE | {"memory": not quick, "transfer": False}),
         ),
         lap.emit,

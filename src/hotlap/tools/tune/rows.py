@@ -13,6 +13,8 @@ OK = "ok"
 OUT_OF_MEMORY = "out of memory"
 MEMORY_DEATHS = (OUT_OF_MEMORY, "killed")
 """Ends that a smaller batch may avoid."""
+PROCESS_NOISE = 0.01
+"""What two processes of one configuration are taken to differ by until there were two."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,15 @@ class Estimate:
     num_steps: int
     peak_bytes: int | None
     num_processes: int
+
+    @property
+    def noise(self) -> float:
+        """How far the rate may be off, as a fraction; one process knows little of what another would have measured."""
+        return max(self.spread, PROCESS_NOISE) if self.num_processes == 1 else self.spread
+
+    def may_beat(self, best: Estimate, margin: float) -> bool:
+        """Whether it may yet be the best, given the noise of both."""
+        return self.rate * (1 + max(margin, self.spread)) >= best.rate * (1 - best.spread / 2)
 
     @property
     def supports_p95(self) -> bool:

@@ -35,10 +35,10 @@ RACE_RUNG = 1
 """Where a race ends that only decides what is tried next; the last ones are run up to MAX_RUNG."""
 TOLERATED = 0.02
 """What may be lost to noise by taking the wrong one of two without timing them again."""
-PROCESS_NOISE = 0.01
-"""What two processes of one configuration are taken to differ by until there were two."""
 LOOK_SHARE = 0.04
 """Of the budget; a second look that costs no more is taken wherever there is doubt."""
+RECOMPUTE_PAYS = 1.33
+"""What the last doubling of the batch must have brought for activation checkpointing, a third of a step, to pay."""
 NUM_LAYOUTS = 2
 """Precisions that are tried in the other memory format, too."""
 
@@ -96,7 +96,7 @@ class Search:
             leader = self._switch(self._lead(self._recorded(arms, batch), batch), batch)
             if leader != arms[0]:
                 batch = self._follow(leader, arms[0], batch)
-            self._recompute(leader, batch)
+            self._recompute(leader, arms[0], batch)
             self._compile(leader, arms[0], batch)
         return self._finish()
 
@@ -182,7 +182,7 @@ class Search:
         if not ranked:
             return []
         best = ranked[0]
-        near = [one for one in ranked[1:NUM_LEADERS] if 1 - one.rate / best.rate < _noise(one) + _noise(best)]
+        near = [one for one in ranked[1:NUM_LEADERS] if 1 - one.rate / best.rate < one.noise + best.noise]
         risk = max((one.spread + best.spread - (1 - one.rate / best.rate) for one in near), default=0.0)
         cost = sum(self.budget.cost(self.lab.rows, one.config, rung) for one in (best, *near))
         return [best, *near] if near and (risk > TOLERATED or cost <= LOOK_SHARE * self.budget.seconds) else []
@@ -315,12 +315,31 @@ class Search:
     def _rate(self, arm: ArmSpec, batch: int) -> float:
         return self._rates(arm).get(batch, 0.0)
 
-    def _recompute(self, leader: ArmSpec, batch: int) -> None:
-        """Activation checkpointing, only where memory is what counts: it is slower everywhere else."""
+    def _recompute(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> None:
+        """Activation checkpointing, only where memory is what counts: at one batch it is slower than without.
+
+        Memory counts where it is the objective, and where it ended the climb while larger batches still paid.
+        """
         if self.goal.objective == "memory":
             for form in self.space.recomputed(leader):
                 if self._try("recompute", Config(form.name, batch)) and not self.space.fixed:
                     self._climb(form, batch)
+        elif self.goal.objective == "throughput" and self._memory_stopped(leader, climbed):
+            largest = max(self._rates(leader))
+            for form in self.space.recomputed(leader):
+                more = self.space.larger(largest)
+                if more is not None and self._try("recompute", Config(form.name, more)):
+                    self._climb(form, more)
+
+    def _memory_stopped(self, leader: ArmSpec, climbed: ArmSpec) -> bool:
+        """Whether the leader had no memory for more, while the arm that climbed still gained by its last doubling."""
+        sizes, rates = self._rates(leader), self._rates(climbed)
+        if self.space.fixed or not sizes or not rates:
+            return False
+        dead = {row.batch for row in self.lab.rows if row.arm == leader.name and row.status in MEMORY_DEATHS}
+        largest = max(rates)
+        half = max((size for size in rates if 2 * size <= largest), default=largest)
+        return max(dead, default=0) > max(sizes) and rates[largest] > RECOMPUTE_PAYS * rates[half]
 
     def _compile(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> None:
         """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
@@ -397,7 +416,7 @@ class Search:
         """The best and those whom noise may have put behind it; wrong ones make room for others."""
         found: list[Estimate] = []
         for one in self._ranked():
-            if len(found) == NUM_LEADERS or (found and not _near(one, found[0], CLOSE)):
+            if len(found) == NUM_LEADERS or (found and not one.may_beat(found[0], CLOSE)):
                 break
             found += [one] if self._judged(one) else []
         return found
@@ -406,7 +425,7 @@ class Search:
         """Whether a configuration's arm gives the right answer; judged when it is asked for the first time."""
         if numeric_class(one.config.arm) not in self.lab.gates:
             # One process judges several: the float64 reference is the dear part.
-            near = [e.config.arm for e in self._ranked() if _near(e, one, CLOSE)]
+            near = [e.config.arm for e in self._ranked() if e.may_beat(one, CLOSE)]
             self.lab.gate(list(dict.fromkeys([one.config.arm, *near]))[: NUM_LEADERS + 1])
         return self._is_right(one.config.arm)
 
@@ -429,13 +448,3 @@ class Search:
 def _is_compiled(arm: str) -> bool:
     spec = parse_arm(arm)
     return bool(spec.compile) or spec.graph
-
-
-def _noise(one: Estimate) -> float:
-    """How far a rate may be off, as a fraction; one process knows little of what another would have measured."""
-    return max(one.spread, PROCESS_NOISE) if one.num_processes == 1 else one.spread
-
-
-def _near(one: Estimate, best: Estimate, margin: float) -> bool:
-    """Whether ``one`` may yet be the best, given the noise of both."""
-    return one.rate * (1 + max(margin, one.spread)) >= best.rate * (1 - best.spread / 2)

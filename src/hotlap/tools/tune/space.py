@@ -13,7 +13,10 @@ from hotlap.measure.jobs import Description
 
 Change = dict[str, Any]
 EAGER: Change = {"compile": "", "graph": False}
-PLAIN: Change = {"fused": False, "cudnn_benchmark": False, "kernels": False, "threads": 0, "sdpa": ""}
+PLAIN: Change = {
+    "fused": False, "cudnn_benchmark": False, "folded": False, "padded": False, "kernels": False, "threads": 0,
+    "sdpa": "",
+}  # fmt: skip
 """What switches leave off, key by key."""
 
 
@@ -166,10 +169,12 @@ def _firsts(plain: ArmSpec, about: Description) -> list[ArmSpec]:
 
 def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     found: list[Change] = [{"fused": True}] if mode == "train" else []
+    found += [{"folded": True}] if mode == "infer" and about.has_norms else []
     if plain.device == "cpu":
         counts = sorted({about.usable_cores // 2, about.usable_cores // 4} - {0}, reverse=True)
         return found + [{"threads": count} for count in counts]
     found += [{"cudnn_benchmark": True}] if about.has_convolutions else []
+    found += [{"padded": True}] if about.has_odd_channels else []
     found += [{"kernels": True}] if about.has_kernels else []
     return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
 

@@ -1,0 +1,180 @@
+"""What share of the time do results take, when a folder of pictures goes through a network at its tuned batch?
+
+    PYTHONPATH=src:. python -m benchmarks.segment_folder --models hrnet --pictures 256 --out segment_folder.json
+
+A network that has learned drawn cells for some steps, or has the weights of a training (--weights), goes through a
+folder of pictures as ``hotlap segment predict`` does: read, tiles, network, objects told apart, outlined, measured,
+written. Seconds of the main thread are counted as the command counts them: waiting for pictures, in the network,
+waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
+core, step by step, and how many pictures a second the network alone takes at the same batch. The first pictures warm up
+and are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.segment_speed import learned
+from PIL import Image
+
+from hotlap.data.batch_sizes import read_batch_size
+from hotlap.data.drawn_cells import draw_cells
+from hotlap.data.micrograph import normalise
+from hotlap.engine.parts import pick_device
+from hotlap.kernels.instances.op import trace
+from hotlap.measure.weights import with_weights
+from hotlap.records.codec import encode
+from hotlap.records.environment import capture
+from hotlap.segment.cells import cells
+from hotlap.segment.contours import outlines
+from hotlap.segment.exports import picture_files
+from hotlap.segment.instances import split
+from hotlap.segment.network import Predictor
+from hotlap.segment.objects import measure_objects
+from hotlap.segment.predict import segment_maps
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predict_folder import predict_folder
+
+ASKED_SHARE = 0.25
+DISTINCT = 8
+"""Drawing is slow: pictures are repeated under other names."""
+
+
+def draw_folder(folder: Path, count: int, size: int) -> None:
+    """Pictures of drawn cells as PNG files."""
+    folder.mkdir()
+    drawn = [draw_cells(n, size=size, seed=0)[0] for n in range(min(count, DISTINCT))]
+    for number in range(count):
+        Image.fromarray(drawn[number % len(drawn)]).save(folder / f"{number:05d}.png", compress_level=1)
+
+
+def milliseconds(run: Callable[[], Any], times: int = 5) -> float:
+    """The median processor time of this thread."""
+    run()
+    found = []
+    for _ in range(times):
+        began = time.thread_time()
+        run()
+        found.append(1e3 * (time.thread_time() - began))
+    return statistics.median(found)
+
+
+def one_picture(predictor: Predictor, size: int, formats: tuple[str, ...]) -> dict[str, Any]:
+    """What the results of one picture cost one core."""
+    pixels = draw_cells(0, size=size, seed=0)[0]
+    tile = torch.from_numpy(normalise(pixels)).permute(2, 0, 1)[None]
+    maps = predictor(tile)[0].cpu().numpy()
+    found, names = segment_maps(maps, predictor.names), predictor.names
+    rings = trace(found.labels)
+    return {
+        "objects": len(found.objects),
+        "normalise_ms": milliseconds(lambda: normalise(pixels)),
+        "split_ms": milliseconds(lambda: split(maps, names)),
+        "outlines_ms": milliseconds(lambda: outlines(found.labels, tolerance=0.75, rings=rings)),
+        "measure_ms": milliseconds(lambda: measure_objects(found.labels, maps[0], rings=rings)),
+        "results_ms": milliseconds(lambda: segment_maps(maps, names)),
+        "files_ms": milliseconds(lambda: picture_files("a", found, pixels, formats, "cell")),
+    }
+
+
+def network_alone(predictor: Predictor, batch: int, size: int, seconds: float) -> float:
+    """Pictures a second through the network, bytes from host memory, nothing brought back."""
+    tiles = torch.from_numpy(np.zeros((batch, 3, size, size), np.uint8))
+    on_card = predictor.device.type == "cuda"
+    for _ in range(3):
+        predictor(tiles)
+    done, began = 0, time.perf_counter()
+    while done < 3 or time.perf_counter() - began < seconds:
+        predictor(tiles)
+        if on_card:
+            torch.cuda.synchronize(predictor.device)
+        done += 1
+    return done * batch / (time.perf_counter() - began)
+
+
+def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """The whole way of a folder with one network."""
+    device = pick_device(args.device)
+    workload = cells(model=model, size=args.size, width=args.width, augment=False)
+    if args.weights:
+        workload = with_weights(workload, Path(args.weights.format(model=model)))  # type: ignore[assignment]
+    else:
+        workload = learned(workload, args.steps, 60.0)
+    batch = read_batch_size(args.batch_sizes, model) if args.batch_sizes else args.batch
+    torch.backends.cudnn.benchmark = True
+    predictor = Predictor(
+        workload.build_model(), device=device, precision="bf16" if device.type == "cuda" else "fp32",
+        channels_last=device.type == "cuda", name=model, digest=model,
+    )  # fmt: skip
+    formats = tuple(args.formats.split(","))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, count in (("warm", batch), ("pictures", args.pictures)):
+            draw_folder(Path(folder) / name, count, args.size)
+            config = SegmentPredictConfig(
+                folder=Path(folder) / name, out=Path(folder) / f"{name}-out", formats=formats, batch=batch,
+                workers=args.workers,
+            )  # fmt: skip
+            found = predict_folder(config, predictor=predictor)
+    seconds = found.seconds
+    return {
+        "batch": batch,
+        "pictures": found.num_images,
+        "objects": found.num_objects,
+        "seconds": seconds,
+        "pictures_per_s": found.num_images / seconds["wall"],
+        "network_alone_per_s": network_alone(predictor, batch, args.size, 2.0),
+        "results_share": seconds["results"] / seconds["wall"],
+        "one_picture": one_picture(predictor, args.size, formats),
+    }
+
+
+def tell(model: str, answer: dict[str, Any]) -> None:
+    wall = answer["seconds"]["wall"]
+    shares = ", ".join(f"{name} {answer['seconds'][name] / wall:.0%}" for name in ("read", "network", "results"))
+    each = "  ".join(f"{name} {value:.4g}" for name, value in answer["one_picture"].items())
+    word = "reached" if answer["results_share"] <= ASKED_SHARE else "MISSED"
+    print(f"{model} at batch {answer['batch']}: {answer['pictures_per_s']:.1f} pictures/s ({shares}); network alone "
+          f"{answer['network_alone_per_s']:.1f}; results at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}",
+          flush=True)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="hrnet,resunet-small,ma-resunet")
+    parser.add_argument("--pictures", type=int, default=256)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch-sizes", type=Path, help="of 'hotlap tune --export', in place of --batch")
+    parser.add_argument("--formats", default="labels,csv")
+    parser.add_argument("--steps", type=int, default=300, help="learned before; at most a minute")
+    parser.add_argument("--weights", default="", help="file of weights, as segment-train/{model}/weights.pt")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("segment_folder.json"))
+    args = parser.parse_args()
+    answers: dict[str, Any] = {}
+    for model in args.models.split(","):
+        answers[model] = one_model(args, model)
+        tell(model, answers[model])
+        kept = {
+            "models": answers,
+            "config": {k: str(v) for k, v in vars(args).items()},
+            "environment": encode(capture()),
+        }
+        args.out.write_text(json.dumps(kept, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Which settings of the preset ``fast`` are worth their time? Many short trainings of one scene in one process.
+
+    python -m benchmarks.splat_variants SCENE --images images --out variants.json
+        [--only 'fast,20k steps'] [--seeds 0] [--timeout 570] [--device cuda]
+
+Pictures are read and kernels compiled once. Each training's held-out scores and seconds (steps, densification and
+logging; no reading, no judging) are added to the file when it ends; those that are there are not run again, and none
+is begun that would not end in time if it took as long as the longest before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.splat_train_arms import Clock, say, train_ours
+
+from hotlap.base.events import ignore
+from hotlap.records.codec import encode
+from hotlap.records.environment import capture
+from hotlap.splat.config import config_with
+from hotlap.splat.judge import judged, mean_scores
+from hotlap.splat.stage import open_stage
+
+GRADIENT = {"densify_score": "gradient"}
+LONG = {"steps": 20_000, "densify_until": 12_000}
+CHAIN = {"steps": 10_000, "densify_until": 8000, "sh_every": 500}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fast": ("fast", {}),
+    "gradient": ("fast", GRADIENT),
+    "300k": ("fast", {"max_splats": 300_000}),
+    "1m": ("fast", {"max_splats": 1_000_000}),
+    "reset": ("fast", {"reset_every": 2000}),
+    "whole pictures": ("fast", {"coarse_first": False}),
+    "20k steps": ("fast", LONG),
+    "20k steps 300k": ("fast", {**LONG, "max_splats": 300_000}),
+    "20k steps gradient": ("fast", {**LONG, **GRADIENT}),
+    "30k steps": ("fast", {"steps": 30_000, "densify_until": 15_000}),
+    "antialiased": ("fast", {"antialiased": True}),
+    "exposure": ("fast", {"exposure": True}),
+    "learned background": ("fast", {"background": "learn"}),
+    "prune 0.02": ("fast", {"prune_opacity": 0.02}),
+    "opacity rate 0.025": ("fast", {"lr_opacities": 0.025}),
+    "dense adam": ("fast", {"adam": "dense"}),
+    "mcmc 500k": ("mcmc", {**CHAIN, "max_splats": 500_000}),
+    "mcmc 1m": ("mcmc", {**CHAIN, "max_splats": 1_000_000}),
+    "mcmc 500k 20k steps": ("mcmc", {**LONG, "densify_until": 16_000, "max_splats": 500_000, "sh_every": 500}),
+    "mcmc 500k coarse": ("mcmc", {**CHAIN, "max_splats": 500_000, "coarse_first": True}),
+    "adc": ("default", {"steps": 10_000, "densify_until": 6000, "sh_every": 500, "adam": "lazy"}),
+    "abs": ("default", {"steps": 10_000, "densify_until": 6000, "sh_every": 500, "adam": "lazy",
+                        "densify_signal": "abs", "densify_grad": 8e-4}),
+}  # fmt: skip
+
+
+def run_one(arguments: argparse.Namespace, stage: Any, name: str, seed: int) -> dict[str, Any]:
+    """One training and its scores."""
+    preset, changes = VARIANTS[name]
+    changes = {**changes, **({"steps": arguments.steps} if arguments.steps else {})}
+    config = config_with(preset, scene=arguments.scene, images=arguments.images, scale=arguments.scale, seed=seed,
+                         device=arguments.device, **changes)  # fmt: skip
+    device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device(arguments.device)
+    stage = stage or open_stage(config, device, ignore)
+    model, found, _ = train_ours(config, stage, Clock(device, float("inf")), Path("never"), judge=False)
+    scores = [s for s, _, _ in judged(model, stage.test_cameras, stage.test_pictures, range(len(stage.test_cameras)))]
+    found |= {"name": name, "seed": seed, "config": encode(config), "mean": mean_scores(scores)}
+    return {"stage": stage, "job": found}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scene")
+    parser.add_argument("--images", default="images")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--steps", type=int, default=0, help="of every variant; 0: its own")
+    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--timeout", type=float, default=570.0)
+    parser.add_argument("--out", default="splat_variants.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    began, longest, stage, out = time.monotonic(), 0.0, None, Path(arguments.out)
+    kept = json.loads(out.read_text()) if out.is_file() else {"environment": encode(capture()), "jobs": []}
+    names = arguments.only.split(",")
+    for seed in [int(one) for one in arguments.seeds.split(",")]:
+        for name in names:
+            if any((job["name"], job["seed"]) == (name, seed) for job in kept["jobs"]):
+                continue
+            if time.monotonic() - began + longest > arguments.timeout:
+                say(f"{name}, seed {seed}: no time left")
+                continue
+            say(f"{name}, seed {seed}")
+            begun = time.monotonic()
+            found = run_one(arguments, stage, name, seed)
+            stage, longest = found["stage"], max(longest, time.monotonic() - begun)
+            kept["jobs"].append(found["job"])
+            out.write_text(json.dumps(kept, indent=1))
+    say("\n| variant | seed | PSNR dB | SSIM | seconds | splats |\n| --- | --- | --- | --- | --- | --- |")
+    for job in sorted(kept["jobs"], key=lambda job: -job["mean"]["psnr"]):
+        mean = job["mean"]
+        say(
+            f"| {job['name']} | {job['seed']} | {mean['psnr']:.3f} | {mean['ssim']:.4f} | {job['seconds']:.1f} | "
+            f"{job['splats']:,} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
