@@ -51,6 +51,7 @@ RECORD = """async () => {
 }"""
 START = "() => { Object.assign(globalThis.told, { frames: [], draws: [], on: true }); }"
 STOP = "() => { globalThis.told.on = false; return globalThis.told; }"
+HOLDS = "async () => (await import('/static/js/tools.js')).inHand.held !== null"
 SCREEN = """async () => {
   const { camera } = await import("/static/js/stage.js");
   const { objectsNow } = await import("/static/js/work.js");
@@ -83,7 +84,7 @@ def answers(corners: int) -> dict[str, Any]:
     model = {"ready": True, "arm": "eager-fp32", "batch_rows": 8, "queued_rows": 0, "requests": 1, "shed": 0}
     segmented = {
         "model": "cells", "file": "cells.png", "width": SIZE[0], "height": SIZE[1], "threshold": 0.5,
-        "um_per_px": None, "objects": objects(corners), "seconds": {"total": 0.1},
+        "um_per_px": None, "objects": objects(corners), "seconds": {"all": 0.1},
     }  # fmt: skip
     return {
         "status": {"ready": True, "draining": False, "workers": [], "models": {"cells": model}, "gpus": []},
@@ -179,6 +180,8 @@ def measure(tab: Any, session: Any, seconds: float) -> dict[str, Any]:
             move(time.monotonic() - began)
         told = tab.evaluate(STOP)
         used = thread_seconds(session) - before
+        if name == "drag a corner" and not tab.evaluate(HOLDS):
+            raise SystemExit("no result: the mouse did not take hold of the corner")
         end()
         found[name] = {**told, "thread_s": used, "load": os.getloadavg()[0]}
         print(f"  {name}: {line(found[name])}", flush=True)

@@ -85,6 +85,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         data=args.data,
         model=args.model,
         width=args.width,
+        head=args.head,
         out=args.out / args.model.replace("/", "-"),
         size=args.size,
         batch=args.batch,
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("packed", type=Path, nargs="?", help="of pack: the file to write")
     parser.add_argument("--model", default="hrnet")
     parser.add_argument("--width", type=int, default=0)
+    parser.add_argument("--head", default=SegmentTrainConfig.head)
     parser.add_argument("--minutes", type=float, default=7.0)
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)

@@ -18,7 +18,9 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 status=0
 for tool in memcheck racecheck; do
     log=$OUT/splat_$tool.log
-    timeout "$SECONDS_EACH" compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
+    # The Python bindings ask the driver for functions that it may not have: an error of theirs, and no access.
+    [ $tool = memcheck ] && options="--report-api-errors no" || options=""
+    timeout "$SECONDS_EACH" compute-sanitizer --tool $tool $options --target-processes all --error-exitcode 9 \
         "$PYTHON" -m benchmarks.splat_cases --most-splats "$MOST" >"$log" 2>&1
     code=$?
     echo "exit code $code" >>"$log"

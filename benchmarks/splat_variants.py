@@ -26,19 +26,19 @@ from hotlap.splat.config import config_with
 from hotlap.splat.judge import judged, mean_scores
 from hotlap.splat.stage import open_stage
 
-GRADIENT = {"densify_score": "gradient"}
+ERROR = {"densify_score": "error"}
 LONG = {"steps": 20_000, "densify_until": 12_000}
 CHAIN = {"steps": 10_000, "densify_until": 8000, "sh_every": 500}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fast": ("fast", {}),
-    "gradient": ("fast", GRADIENT),
+    "error": ("fast", ERROR),
     "300k": ("fast", {"max_splats": 300_000}),
     "1m": ("fast", {"max_splats": 1_000_000}),
     "reset": ("fast", {"reset_every": 2000}),
     "whole pictures": ("fast", {"coarse_first": False}),
     "20k steps": ("fast", LONG),
     "20k steps 300k": ("fast", {**LONG, "max_splats": 300_000}),
-    "20k steps gradient": ("fast", {**LONG, **GRADIENT}),
+    "20k steps error": ("fast", {**LONG, **ERROR}),
     "30k steps": ("fast", {"steps": 30_000, "densify_until": 15_000}),
     "antialiased": ("fast", {"antialiased": True}),
     "exposure": ("fast", {"exposure": True}),

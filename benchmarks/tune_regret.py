@@ -9,8 +9,9 @@ model has them, and by whole steps recorded as a CUDA graph, at batch 16, 64 and
 whose cells cost ten times as much. Every cell is one trial as the tuner makes them, in a process forked as the tuner's.
 The best right cell and the tuner's winner are then run in turn, and the regret is what the winner is slower by. It may
 be 3%, at a quarter of the grid's measuring time: all trials, the winner's last run in a fresh interpreter included. The
-numeric gates are told apart: what is right must be known of the grid's best cell, too. With ``--compile`` the grid
-finds what the tuner compiled in torch's cache, which makes it a little cheaper than it would be alone.
+numeric gates are told apart: what is right must be known of the grid's best cell, too; the grid takes over what the
+tuner had judged. With ``--compile`` the grid finds what the tuner compiled in torch's cache, which makes it a little
+cheaper than it would be alone.
 
 What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut.
 """
@@ -101,7 +102,9 @@ def run_grid(config: TuneConfig, nursery: Nursery, kept: Kept) -> tuple[Config, 
         kept.keep(grid_rows=encode(lab.all_rows), grid_gates=encode(lab.all_gates))
 
     rows = [decode(Row, row) for row in kept.found.get("grid_rows", [])]
-    gates = [decode(GateRow, gate) for gate in kept.found.get("grid_gates", [])]
+    # An arm that the tuner had judged is not judged again: the gate would compute the very same numbers.
+    judged = [*kept.found["tuner"]["gates"], *kept.found.get("grid_gates", [])]
+    gates = list({gate["arm"]: decode(GateRow, gate) for gate in judged}.values())
     budget = Budget(seconds=1e9, rung_seconds=config.seconds)
     lab = ProcessLab(config, budget, saved=save, say=tell_progress, nursery=nursery, rows=rows, gates=gates)
     cells = [Config(arm, batch) for batch in config.batches for arm in config.arms]

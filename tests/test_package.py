@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,10 +22,11 @@ def test_importing_it_imports_nothing_heavy():
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_answers_within_four_tenths_of_a_second(arguments):
     times = []
-    for _ in range(5):  # the best of several, so that a busy machine does not count against it
-        began = time.perf_counter()
+    for _ in range(5):  # the best of several, in processor time: what a busy machine makes it wait does not count
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-m", "hotlap", *arguments], capture_output=True, check=True)
-        times.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert b"hotlap" in done.stdout
     assert min(times) < 0.4
 

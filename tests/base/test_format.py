@@ -84,3 +84,8 @@ def test_no_number_is_too_odd_to_write(value):
         assert words
         assert "nan" not in words
         assert "inf" not in words.replace("finite", "")
+
+
+@pytest.mark.parametrize(("value", "words"), [(19.0, "19"), (1200.0, "1,200"), (0.0, "0"), (4.5, "4.50")])
+def test_a_mean_of_counts_has_a_fraction_only_where_it_is_one(value, words):
+    assert f.format_mean_count(value) == words

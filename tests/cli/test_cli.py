@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -49,7 +50,7 @@ def hotlap_cli(capsys):
 def write_record(root, name="demo", headline="all well", status="complete"):
     record = begin("bench", name, {"mode": "train", "batch": 4}, {}, capture(import_torch=False))
     verdict = Verdict(outcome="faster", headline=headline, exit_code=0, lines=[headline])
-    return save(__import__("dataclasses").replace(record, status=status, verdict=verdict), run_folder(root, name))
+    return save(dataclasses.replace(record, status=status, verdict=verdict), run_folder(root, name))
 
 
 def test_the_overview_names_every_verb_and_exit_code(hotlap_cli):
@@ -205,6 +206,15 @@ def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cl
     for word in ("good/", "cut/", "bad/", "complete", "interrupted", "unreadable"):
         assert word in told.out
     assert hotlap_cli("list", "runs", "--runs", "nowhere").out.strip() == "No runs under nowhere."
+
+
+def test_list_runs_says_why_a_training_failed(here, hotlap_cli):
+    failed = begin("train", "lost", {}, {}, capture(import_torch=False))
+    save(
+        dataclasses.replace(failed, status="failed", notes=["lr was odd", "2 more"]), run_folder(here / "runs", "lost")
+    )
+    told = json.loads(hotlap_cli("list", "runs", "--json").out)
+    assert [(row["status"], row["headline"]) for row in told["runs"]] == [("failed", "lr was odd")]
 
 
 @pytest.mark.parametrize("headline", ["[enforce fail at alloc.cpp:1] no memory", "closing [/bold] tag", "[red]not red"])

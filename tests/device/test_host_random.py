@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 
+from hotlap.device import host_random
 from hotlap.device.host_random import HostRandom, derived_seed, kept_host_random, seed_host
 
 
@@ -77,3 +78,22 @@ def test_another_generator_in_numpys_place_is_kept_too():
         assert numpy.random.rand() == want
     finally:
         numpy.random.set_bit_generator(before)
+
+
+@pytest.mark.parametrize("knows_memory", [True, False])
+def test_pythons_state_is_the_one_of_now_also_between_two_normal_numbers(knows_memory, monkeypatch):
+    if knows_memory:
+        assert host_random._python_memory() is not None, "CPython keeps its generator elsewhere now"
+    else:
+        monkeypatch.setattr(host_random, "_python_memory", lambda: None)
+    with kept_host_random():
+        random.seed(5)
+        start = HostRandom()
+        drawn = [random.random(), random.gauss(0, 1)]
+        between = HostRandom()
+        drawn += [random.gauss(0, 1), random.random()]
+        assert not start.is_now() and not between.is_now()
+        between.restore()
+        assert between.is_now() and [random.gauss(0, 1), random.random()] == drawn[2:]
+        start.restore()
+        assert [random.random(), random.gauss(0, 1), random.gauss(0, 1), random.random()] == drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,9 +46,9 @@ def on_host(host_kernel, monkeypatch):
     """Launches run on the CPU; the list returned has the number of blocks of each."""
     launches = []
 
-    def launch(device, blocks, mask):
+    def launch(device, kind, blocks, mask):
         launches.append(blocks)
-        host_kernel.run(blocks, mask)
+        host_kernel.run(kind == F32, blocks, mask)
 
     monkeypatch.setattr(cuda, "_launch", launch)
     return launches
@@ -75,18 +76,25 @@ def test_gives_the_bits_of_the_reference_thread_by_thread(case, on_host):
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64])
-def test_numbers_that_are_not_finite_go_through_and_what_is_lost_is_zero(dtype, on_host):
+def test_numbers_that_are_not_finite_go_through(dtype, on_host):
     case = DropoutCase(shape=(2, 600), samples=2, dtype=dtype)
     inputs = case.make(CPU)
     inputs["x"][:, ::3], inputs["x"][:, 1::3] = torch.nan, -torch.inf
     (got,) = run_dropout(cuda.keyed_dropout_cuda, case)(inputs).values()
     (want,) = run_dropout(keyed_dropout_ref, case)(inputs).values()
     assert torch.equal(got.nan_to_num(9, 8, 7), want.nan_to_num(9, 8, 7))
-    assert got.isnan().any() and (got == 0).any()
+    assert got[:, ::3].isnan().all() and (got == 0).any(), "as torch's own dropout has it"
 
 
-def test_the_backward_pass_is_torchs_own_and_keeps_a_byte_an_element(on_host):
-    inputs = ONE.make(CPU)
+@pytest.mark.parametrize(
+    ("dtype", "most_factors", "kept_as", "num_products"),
+    [(F32, 4 * 33, F32, 1), (F32, 4 * 33 - 1, torch.bool, 2), (BF16, 2**23, torch.bool, 2)],
+)
+def test_the_backward_pass_is_torchs_own(dtype, most_factors, kept_as, num_products, on_host, monkeypatch):
+    """Few numbers of float32 keep factors and take one product each way; others keep a byte an element."""
+    monkeypatch.setattr(cuda, "MAX_FACTORS", most_factors)
+    case = dataclasses.replace(ONE, dtype=dtype)
+    inputs = case.make(CPU)
     kept = []
 
     def keep(tensor):
@@ -94,17 +102,25 @@ def test_the_backward_pass_is_torchs_own_and_keeps_a_byte_an_element(on_host):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        (out,) = run_dropout(cuda.keyed_dropout_cuda, ONE)({**inputs, "x": inputs["x"].requires_grad_()}).values()
-    assert kept == [(torch.bool, ONE.shape)]
+        (out,) = run_dropout(cuda.keyed_dropout_cuda, case)({**inputs, "x": inputs["x"].requires_grad_()}).values()
+    assert kept == [(kept_as, case.shape)]
     with Seen() as backward:
         out.sum().backward()
-    assert len(on_host) == 1 and {"where", "mul"} <= set(backward.names)
+    assert len(on_host) == 1 and backward.names.count("mul") == num_products
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.dtype == F32], ids=lambda case: case.id)
+def test_a_mask_of_bytes_gives_the_bits_of_one_of_factors(case, on_host, monkeypatch):
+    factors = outputs_and_grads(run_dropout(cuda.keyed_dropout_cuda, case), case.make(CPU))
+    monkeypatch.setattr(cuda, "MAX_FACTORS", 0)
+    whether = outputs_and_grads(run_dropout(cuda.keyed_dropout_cuda, case), case.make(CPU))
+    assert all(torch.equal(factors[name], whether[name]) for name in factors)
 
 
 def test_a_mask_of_channels_is_no_larger_than_they_are(on_host):
     case = DropoutCase(shape=(4, 1024, 30, 30), samples=4, by_channel=True)
     run_dropout(cuda.keyed_dropout_cuda, case)(case.make(CPU))
-    assert on_host == [1]
+    assert on_host == [4]  # 4 x 1024 factors of four bytes, 4096 bytes a block
 
 
 def test_it_can_be_differentiated_again(on_host):
@@ -125,7 +141,7 @@ def test_compiles_for_a_card(architecture):
         cubin = nvrtc.compile_cubin(cuda.program(), architecture)
     except RuntimeError as error:  # the bindings are there and the compiler is not
         pytest.skip(f"no NVRTC: {error}")
-    assert cubin.startswith(b"\x7fELF") and b"keyed_dropout_kernel" in cubin
+    assert cubin.startswith(b"\x7fELF") and all(name.encode() in cubin for name in cuda.KERNELS.values())
 
 
 class FarAway:
@@ -192,7 +208,7 @@ def test_a_kernel_that_cannot_be_loaded_is_asked_for_once(error, a_card, monkeyp
     monkeypatch.setattr(cuda, "load_function", load)
     for _ in range(2):
         assert cuda.why_not(*a_card) == "the kernel cannot be loaded (read-only)"
-    assert asked == ["keyed_dropout_kernel"]
+    assert asked == ["dropout_keep_kernel"]
 
 
 def test_a_missing_library_is_named(a_card, monkeypatch):

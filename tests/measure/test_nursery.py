@@ -16,9 +16,9 @@ import pytest
 
 from hotlap.base.errors import OutOfMemory, TargetError, WorkerDied
 from hotlap.measure import nursery as nursery_module
-from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
+from hotlap.measure.nursery import COMPILERS, Nursery, can_fork, own_or_lent
 from hotlap.measure.nursery_main import unfit
-from hotlap.measure.process import NurseryGone, run_job, worker_environment
+from hotlap.measure.process import NurseryGone, lent, run_job, worker_environment
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="fresh processes only")
 LINEAR = """
@@ -59,6 +59,19 @@ def test_a_forked_worker_answers_what_a_fresh_one_does(describe, nest):
     forked = [describe(LINEAR, nest) for _ in range(2)]
     fresh = describe(LINEAR, None)
     assert forked == [fresh, fresh] and nest.notes == []
+
+
+def test_a_nursery_that_is_lent_is_used_and_left_open(nest):
+    with lent(nest), own_or_lent() as used:
+        assert used is nest
+    assert nest._process is not None, "it is its owner's to close"
+
+
+def test_without_a_lent_nursery_the_own_one_is_closed(monkeypatch):
+    monkeypatch.setattr(nursery_module, "can_fork", lambda: False)
+    with own_or_lent() as used:
+        assert not used._last_words.closed
+    assert used._last_words.closed
 
 
 def test_every_forked_worker_has_the_device_for_itself(device, nest, tmp_path):

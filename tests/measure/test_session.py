@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -165,6 +167,23 @@ def test_batches_of_any_structure_are_mapped():
     assert doubled["x"].dtype == doubled["y"][1][1].dtype == torch.float64
     assert doubled["y"][0].dtype == torch.int64 and doubled["y"][1][0] == "text"
     assert map_tensors(torch.ones(2), lambda t: t + 1).tolist() == [2, 2]
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "kind", [tuple, list, lambda ones: Pair(*ones), lambda ones: dict(zip("yx", ones, strict=True))]
+)
+def test_a_batch_of_tensors_alone_keeps_its_kind_and_order(kind):
+    batch = kind([torch.ones(2), torch.ones(3)])
+    mapped = map_tensors(batch, lambda t: t + 1)
+    assert type(mapped) is type(batch) and len(mapped) == 2
+    values = mapped.values() if isinstance(mapped, dict) else mapped
+    assert [value.tolist() for value in values] == [[2, 2], [2, 2, 2]]
+    assert not isinstance(mapped, dict) or list(mapped) == ["y", "x"]
 
 
 def test_dropout_is_switched_off_wherever_it_hides():

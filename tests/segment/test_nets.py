@@ -90,6 +90,22 @@ def test_norm_of_short_numbers_sums_in_float32():
     torch.testing.assert_close(norm(x).float(), norm(x.float()), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_norm_of_short_numbers_on_a_card_without_gradients(dtype, offset, device):
+    torch.manual_seed(0)
+    norm = InstanceNorm(5).to(device)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = (torch.randn(3, 5, 40, 33, device=device) + offset).to(dtype).contiguous(memory_format=torch.channels_last)
+    want = torch.nn.functional.instance_norm(x.double(), weight=norm.weight.double(), bias=norm.bias.double())
+    with torch.no_grad():
+        got, alone = norm._short(x), norm._short(x[:1])
+    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=2e-3)
+    torch.testing.assert_close(alone, got[:1])
+
+
 def test_self_attention_is_softmax_over_all_places():
     torch.manual_seed(0)
     layer = _SelfAttention(16).double()
@@ -111,6 +127,7 @@ def test_self_attention_never_makes_the_matrix_of_all_pairs(layout, device):
     assert found.is_contiguous(memory_format=layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resunet-small", "ma-resunet"])
 def test_compiles_whole(name):
     net = build_net(name, maps=2, width=LEAST[name]).eval()

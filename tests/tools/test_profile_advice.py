@@ -121,6 +121,26 @@ def test_recurrent_layers_with_a_kernel_of_ours_are_pointed_to_it(tmp_path):
     assert "kernels" not in named(advise(case(tmp_path, trace)))
 
 
+@pytest.mark.parametrize(
+    ("arm", "mode", "has_norms", "is_advised"),
+    [
+        ("cuda", "infer", True, True),
+        ("cuda", "train", True, False),
+        ("cuda", "infer", False, False),
+        ("cuda:folded", "infer", True, False),
+        ("cuda:compile", "infer", True, False),
+    ],
+)
+def test_norms_are_to_be_folded_in_inference_where_something_else_has_not_done_it(
+    tmp_path, arm, mode, has_norms, is_advised
+):
+    found = named(advise(case(tmp_path, training_trace(), arm=arm, mode=mode, has_norms=has_norms)))
+    assert ("folded norms" in found) == is_advised
+    if is_advised:
+        advice = found["folded norms"]
+        assert advice.arm == "cuda:folded" and advice.saved_ms == pytest.approx(0.05), "all of the norm's time"
+
+
 def test_an_optimizer_of_many_small_operators_is_pointed_to_the_fused_one(tmp_path):
     trace = FakeTrace()
     trace.step(0, 0, 1000)

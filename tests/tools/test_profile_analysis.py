@@ -40,6 +40,51 @@ def test_categories_and_idle_of_a_card_add_up_to_the_step(analysed):
     }  # fmt: skip
 
 
+def _lower_case_ids(events):
+    for event in events:
+        if "External id" in event.get("args", {}):
+            event["args"]["external id"] = event["args"].pop("External id")
+
+
+def _ids_on_calls_only(events):
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy"):
+            event["args"].pop("External id", None)
+
+
+def _without_numbers(events):
+    for event in events:
+        for key in ("Ev Idx", "Record function id", "Fwd thread id", "Concrete Inputs"):
+            event.get("args", {}).pop(key, None)
+
+
+def _small_times(events):
+    first = min(event["ts"] for event in events)
+    for event in events:
+        event["ts"] -= first - 0.25
+
+
+def _new_kinds(events):
+    place = {"pid": 1, "tid": 1}
+    start = min(event["ts"] for event in events)
+    events.append({"ph": "M", "name": "process_labels", "args": {"labels": "CPU"}, **place})
+    events.append({"ph": "X", "cat": "overhead", "name": "Buffer Flush", "ts": start, "dur": 5, **place})
+    events.append({"ph": "X", "cat": "gpu_user_annotation", "name": "step", "ts": start, "dur": 9, **place})
+    events.append({"ph": "C", "cat": "counter_nobody_knows", "name": "x", "ts": start, "args": {"x": 1}})
+
+
+@pytest.mark.parametrize("change", [_lower_case_ids, _ids_on_calls_only, _without_numbers, _small_times, _new_kinds])
+def test_what_versions_of_torch_write_differently_does_not_change_the_answer(analysed, change):
+    """Ids in lower case or only on the call, arguments that come and go, times from a base, kinds that are new."""
+    plain, other = training_trace(), training_trace()
+    change(other.events)
+    want, got = analysed(plain), analysed(other)
+    assert {part.name: part.ms for part in got.categories} == pytest.approx(
+        {part.name: part.ms for part in want.categories}
+    )
+    assert [(row.name, row.category) for row in got.kernels] == [(row.name, row.category) for row in want.kernels]
+
+
 def test_work_on_two_streams_is_counted_once_and_copies_only_where_nothing_hides_them(analysed):
     trace = FakeTrace()
     trace.step(0, 0, 1000)

@@ -99,6 +99,12 @@ def test_several_records_have_an_index_and_one_table():
     assert page.tags.count("article") == 3
 
 
+def test_of_several_records_only_the_first_shows_its_machine_unfolded():
+    html = render([fake_records.gpu_bench(), fake_records.red_bench(), fake_records.doctor()])
+    folds = re.findall(r"<details([^>]*)>\s*<summary[^>]*>\s*Machine and software", html)
+    assert [" open" in fold for fold in folds] == [True, False, False]
+
+
 def test_a_good_run_shows_its_speed_and_why_to_trust_it():
     record = fake_records.gpu_bench()
     html = render([record])

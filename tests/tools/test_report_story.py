@@ -142,6 +142,17 @@ def test_a_bench_that_another_verb_ran_is_asked_for_with_all_that_made_it():
     )
 
 
+def test_what_is_proposed_runs_the_same_model():
+    config = {"target": "net.py:make", "input": ["3x8x8", "4"], "mode": "infer", "workload": {"width": 16}}
+    benched = dataclasses.replace(fake_records.gpu_bench(), config=config)
+    commands = [step.command for step in next_steps([benched])]
+    same = "net.py:make --input 3x8x8 --input 4 --set workload.width=16"
+    assert f"hotlap profile {same}" in commands and f"hotlap tune {same} --for infer" in commands
+    checked = dataclasses.replace(fake_records.doctor(), config=config)
+    (unknown,) = answers([checked, checked], "What changed?")
+    assert unknown.command == f"hotlap tune {same}"
+
+
 def test_records_of_several_machines_are_told_apart():
     here = dataclasses.replace(fake_records.gpu_bench(), environment=fake_records.environment(gpu=False))
     assert "The records are of 2 machines" in words([here, fake_records.gpu_bench()], "Can I trust it?")

@@ -77,7 +77,7 @@ class PageService:
         width, height = self.size
         found = [thing for thing in self.objects[model] if thing["confidence"] >= threshold]
         return {"model": model, "file": name, "width": width, "height": height, "threshold": threshold,
-                "um_per_px": um_per_px, "objects": found, "seconds": {"total": 0.01}}  # fmt: skip
+                "um_per_px": um_per_px, "objects": found, "seconds": {"all": 0.01}}  # fmt: skip
 
     def status(self):
         model = {"ready": True, "arm": "eager-fp32", "batch_rows": 8, "queued_rows": 0, "requests": 3, "shed": 0,

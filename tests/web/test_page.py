@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +13,20 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from page_driver import Driver, expect, opened, with_objects
 from page_fakes import PageService, served_page
+from web_fakes import bright_service, listening, picture
 
 AREA_OF_2 = "#rows tr[data-id='2'] td:nth-child(3)"
+HAND_OVER = """([event, field, name, body]) => {
+  const carried = new DataTransfer();
+  carried.items.add(new File([new Uint8Array(body)], name, { type: "image/png" }));
+  const Kind = event === "drop" ? DragEvent : ClipboardEvent;
+  document.body.dispatchEvent(new Kind(event, { bubbles: true, [field]: carried }));
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, canvas, [role], iframe")]
+  .filter((element) => element.checkVisibility() && !element.closest("[aria-hidden=true]"))
+  .filter((element) => !["alert", "status", "tabpanel"].includes(element.getAttribute("role")))
+  .filter((element) => !(element.getAttribute("aria-label") || element.textContent.trim() || element.closest("label")))
+  .map((element) => element.outerHTML.slice(0, 200))"""
 LOOSE_WORDS = """() => {
   const loose = [];
   const outside = (element) => !element.closest("[translate=no], option, noscript, style, script, title");
@@ -86,8 +99,8 @@ def test_a_service_that_goes_away_and_comes_back_loses_nothing(chromium, no_hang
     page.drag((90, 40), (95, 45))
     page.give("b.png")
     page.wait_for(2, "waiting")
+    page.tab.click("#tryNow")
     with served_page(service, port):
-        page.tab.click("#tryNow")
         page.wait_for(2, "done")
         expect(page.tab.locator(AREA_OF_2)).to_have_text(re.compile(r"1,0\d\d"))
         page.tab.wait_for_selector("#connection[data-state=ready]")
@@ -128,11 +141,12 @@ def test_a_token_is_asked_for_once_and_a_wrong_one_again(chromium, no_hang):
 def test_objects_are_drawn_cut_holed_and_deleted(chromium, no_hang):
     with with_objects(chromium) as page:
         page.press("n")
-        for corner in ((120, 60), (180, 60), (180, 110), (120, 110)):
+        for corner in ((120, 60), (180, 60), (180, 110), (120, 110), (150, 20)):
             page.click(*corner)
-        page.press("Enter")
+        page.press("Control+z", "Enter")
         drawn = page.read()["objects"][-1]
         assert drawn["id"] == 3
+        assert len(drawn["polygon"]) == 4, "the last corner was taken back"
         assert drawn["polygon"][2] == pytest.approx([180, 110], abs=1)
         page.press("o")
         for corner in ((140, 80), (150, 80), (150, 90)):
@@ -191,8 +205,10 @@ def test_two_models_are_compared_side_by_side(chromium, no_hang):
         expect(page.tab.locator("#agreed")).to_have_text(re.compile(r"same in both: 1 .*left: 1 .*right: 1"))
         page.tab.click("#takeOther")
         assert len(page.read()["objects"][1]["polygon"]) == 40
+        expect(page.tab.locator("#said")).to_contain_text("wheels")
         page.press("Control+z")
         assert len(page.read()["objects"][1]["polygon"]) == 4
+        expect(page.tab.locator("#said")).to_contain_text("squares")
 
 
 def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
@@ -208,6 +224,31 @@ def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
         expect(page.tab.locator("#said")).to_contain_text("0.60")
         page.press("Control+z")
         assert [thing["id"] for thing in page.read()["objects"]] == [1, 3]
+
+
+def test_another_scale_measures_again_and_keeps_edits(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.click(20, 20)
+        page.press("Delete")
+        page.tab.fill("#scale", "0,5")
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.locator("#head")).to_contain_text("area µm²")
+        while not [sent for path, sent in page.service.asked if path == "measure" and sent["um_per_px"] == 0.5]:
+            page.tab.wait_for_timeout(20)
+        assert [thing["id"] for thing in page.read()["objects"]] == [2]
+        page.tab.fill("#scale", "-1")
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.locator("#notices")).to_contain_text("µm per px = -1")
+
+
+def test_pictures_can_be_dropped_and_pasted(chromium, no_hang):
+    with opened(chromium) as page:
+        body = list(picture((40, 60, 90), page.service.size))
+        for event, field, name in (("drop", "dataTransfer", "dropped.png"), ("paste", "clipboardData", "pasted.png")):
+            page.tab.evaluate(HAND_OVER, [event, field, name, body])
+        page.wait_for(1, "done")
+        page.wait_for(2, "done")
+        assert page.tab.locator("#pictures .name").all_inner_texts() == ["dropped.png", "pasted.png"]
 
 
 def test_every_word_changes_with_the_language(chromium, no_hang):
@@ -236,6 +277,7 @@ def test_every_word_changes_with_the_language(chromium, no_hang):
         tab.wait_for_selector("#modelRows tr")
         assert "[[" in page.text("#bar")
         assert tab.evaluate(LOOSE_WORDS) == []
+        assert tab.evaluate(NAMELESS) == []
         tab.select_option("#language", "cs")
         expect(tab.locator("#tab-objects")).to_contain_text("Objekty")
         tab.select_option("#language", "zh")
@@ -288,6 +330,23 @@ def test_runs_are_listed_and_a_report_is_opened(chromium, no_hang):
         page.press("Escape")
         page.tab.click("#connection")
         expect(page.tab.locator("#devices")).to_contain_text("Card 9000")
+
+
+def test_the_real_service_and_the_page_understand_each_other(chromium, no_hang):
+    _, service = bright_service()
+    context = chromium.new_context(locale="en")
+    with listening(service) as (_, port):
+        page = Driver(context.new_page(), port, SimpleNamespace(size=(8, 4)))
+        page.give("a.png")
+        page.wait_for(1, "done")
+        expect(page.tab.locator("#classes button")).to_have_count(1)
+        page.tab.click("#tab-service")
+        expect(page.tab.locator("#modelRows")).to_contain_text("bright")
+        page.give("bad.png", body=b"hello")
+        page.wait_for(2, "failed")
+        assert "bad.png" in page.text("#pictures li:nth-child(2) .why")
+        context.close()
+    assert page.faults == []
 
 
 def test_a_phone_shows_the_picture_and_its_tools(chromium, no_hang):

@@ -84,8 +84,8 @@ def test_corners_are_added_where_the_side_is_and_removed_down_to_three(ask):
 @pytest.mark.parametrize(
     ("ring", "bad"),
     [(SQUARE, False), (COMB, False), ([[0, 0], [10, 10], [10, 0], [0, 10]], True), (SQUARE[:2], True),
-     ([[0, 0], [5, 0], [10, 0]], True)],
-    ids=["square", "comb", "bow tie", "two corners", "flat"],
+     ([[0, 0], [5, 0], [10, 0]], True), ([[0, 0], [4, 0], [4, 4], [8, 4], [8, 8], [4, 8], [4, 4], [0, 4]], False)],
+    ids=["square", "comb", "bow tie", "two corners", "flat", "meets itself in a corner"],
 )  # fmt: skip
 def test_outlines_that_are_none_are_known(ask, ring, bad):
     assert ask("geometry", "ringIsBad", ring) is bad
@@ -114,6 +114,27 @@ def test_two_lists_of_objects_agree_where_they_overlap_by_more_than_half(ask):
     assert (said["same"], said["onlyFirst"], said["onlySecond"]) == (1, 1, 0)
     assert said["meanIou"] == pytest.approx(90 / 110)
     assert ask("agreement", "agreement", [], [], 100, 100)["meanIou"] is None
+
+
+PAINT = """async ([corners, seen]) => {
+  const { paintObjects } = await import("/static/js/paint.js");
+  const context = new OffscreenCanvas(100, 100).getContext("2d");
+  const turns = Array.from({ length: corners }, (_, n) => (2 * Math.PI * n) / corners);
+  const middles = Array.from({ length: 25 }, (_, i) => [10 + 20 * (i % 5), 10 + 20 * Math.floor(i / 5)]);
+  const objects = middles.map(([x, y], id) => ({
+    id, holes: [], polygon: turns.map((turn) => [x + 8 * Math.cos(turn), y + 8 * Math.sin(turn)]),
+  }));
+  paintObjects(context, objects, null, 1, seen);
+  return middles.map(([x, y]) => context.getImageData(x, y, 1, 1).data[3] > 0);
+}"""
+
+
+@pytest.mark.parametrize("corners", [60, 4000], ids=["few corners", "many corners"])
+def test_objects_are_painted_wherever_the_view_touches_them(ask, corners):
+    """Many corners are painted object by object, and those out of view are left out; none in view may be."""
+    assert all(ask.tab.evaluate(PAINT, [corners, [0, 0, 100, 100]]))
+    painted = ask.tab.evaluate(PAINT, [corners, [17, 17, 63, 63]])
+    assert all(painted[column + 5 * row] for column in range(4) for row in range(4))
 
 
 @pytest.mark.parametrize(

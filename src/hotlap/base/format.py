@@ -25,6 +25,11 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def format_mean_count(value: float) -> str:
+    """A count, or the mean of several: a whole one without a fraction."""
+    return f"{value:,.0f}" if value == round(value) else format_number(value)
+
+
 def _time_unit(size_ms: float) -> tuple[str, float]:
     """Unit and its length in ms, for a time of this size."""
     if size_ms >= 1000:

@@ -189,7 +189,8 @@ def _list_runs(config: ListConfig, common: Common) -> int:
         except RecordError as error:
             rows.append({"run": run, "status": "unreadable", "headline": error.what})
             continue
-        headline = record.verdict.headline if record.verdict else ""
+        why_not = record.notes[0] if record.notes and record.status == "failed" else ""
+        headline = record.verdict.headline if record.verdict else why_not
         rows.append({"run": run, "kind": record.kind, "status": record.status, "headline": headline})
     if common.json:
         _print_json({"runs": rows})

@@ -88,11 +88,12 @@ def _cost_table(rows: list[LapRow]) -> Table:
 
 
 def _advice_table(found: Lap) -> Table:
-    table = _table("advice", "arm", "predicted", "measured", "verdict")
+    table = _table("advice", "arm", "predicted", "measured", "of it", "verdict")
     for piece in found.advice:
         measured = format_ratio(piece.measured, piece.low, piece.high) if piece.measured is not None else UNKNOWN
         style = STYLES.get(piece.verdict, "")
-        row = (piece.name, piece.arm, f"about {format_number(piece.predicted)}x", measured)
+        kept = format_percent(piece.score) if piece.score is not None else UNKNOWN
+        row = (piece.name, piece.arm, f"about {format_number(piece.predicted)}x", measured, kept)
         table.add_row(*row, Text(piece.verdict, style=style))
     return table
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hotlap.base.format import UNKNOWN, format_ms, format_number, format_percent, format_ratio
+from hotlap.base.format import UNKNOWN, format_mean_count, format_ms, format_number, format_percent, format_ratio
 from hotlap.records.run import RunRecord
 
 NUM_ROWS = 12
@@ -60,7 +60,7 @@ def _rows_table(what: str, rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             Text(row["name"][:80]),
             row["category"],
-            format_number(row["calls"]),
+            format_mean_count(row["calls"]),
             format_ms(row["ms"]),
             format_percent(row["share"]),
             mark,

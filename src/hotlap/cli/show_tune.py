@@ -16,6 +16,10 @@ from hotlap.records.run import RunRecord
 LIVE_ROWS = 8
 """Configurations in sight while the search runs; the last few failures stand beneath them."""
 LIVE_FAILURES = 3
+NARROW = 110
+"""Columns of a terminal below which percentile and memory are left to the page: the arms need the room."""
+FIGURES = {True: 50, False: 69}
+"""Columns that the figures of a row take, in a narrow table and in a wide one."""
 STYLES = {"right": "green", "wrong answer": "red", "not judged": "dim"}
 
 
@@ -47,7 +51,8 @@ class TuneDoor:
             self._line = f"{share}{event.text}"
             self._say_plainly(event)
         if self._live.is_started:
-            self._live.update(Group(tune_table(_in_sight(self._rows)), Text(self._line, style="dim")), refresh=True)
+            table = tune_table(_in_sight(self._rows), width=self._console.width)
+            self._live.update(Group(table, Text(self._line, style="dim")), refresh=True)
 
     def _say_plainly(self, event: Event) -> None:
         if self._quiet or self._console.is_terminal or event.text == self._last:
@@ -63,16 +68,39 @@ def _in_sight(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ran[:LIVE_ROWS] + [row for row in rows if not row.get("rate")][-LIVE_FAILURES:]
 
 
-def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None) -> Table:
-    """A row for each configuration, the error beside the speed; the best, or the winner, in bold."""
+def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None, *, width: int = 80) -> Table:
+    """A row for each configuration, the error beside the speed; the best, or the winner, in bold.
+
+    In ``width`` columns the arms get what the figures leave, and are broken between their options.
+    """
+    narrow = width < NARROW
+    room = max(28, width - FIGURES[narrow])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("arm", "batch", "samples/s", "a step", "p95", "peak", "error of allowed", ""):
+    seldom = ("p95", "peak")
+    columns = ("arm", "batch", "samples/s", "a step", *(() if narrow else seldom), "error of\nallowed", "")
+    for column in columns:
         table.add_column(column, justify="left" if column in ("arm", "") else "right", overflow="fold")
     best = winner or next(({"arm": r["arm"], "batch": r["batch"]} for r in rows if r.get("status") == "right"), None)
     for row in rows:
         chosen = best is not None and (row["arm"], row["batch"]) == (best["arm"], best["batch"])
-        table.add_row(*_cells(row, chosen, winner is not None), style="bold" if chosen else "")
+        name, *figures = _cells(row, chosen, winner is not None)
+        if narrow:
+            del figures[3:5]
+        table.add_row(_broken(str(name), room), *figures, style="bold" if chosen else "")
     return table
+
+
+def _broken(arm: str, room: int) -> str:
+    """An arm in lines of at most ``room``, each but the last ending with a plus; a longer option stays whole."""
+    first, *others = arm.split("+")
+    lines = [first]
+    for option in others:
+        if len(lines[-1]) + len(option) + 2 <= room:
+            lines[-1] += f"+{option}"
+        else:
+            lines[-1] += "+"
+            lines.append(option)
+    return "\n".join(lines)
 
 
 def _cells(row: dict[str, Any], chosen: bool, decided: bool) -> list[str | Text]:
@@ -101,7 +129,7 @@ def show_tune(record: RunRecord, console: Console) -> None:
     found = record.extra.get("tune") or {}
     rows = [decode(Row, row) for row in found.get("rows", [])]
     gates = {gate.arm: gate for gate in (decode(GateRow, gate) for gate in found.get("gates", []))}
-    console.print(tune_table(headline_rows(rows, gates), found.get("winner")))
+    console.print(tune_table(headline_rows(rows, gates), found.get("winner"), width=console.width))
     spent, budget = found.get("spent_s"), found.get("budget_s")
     console.print(
         Text(f"  spent {format_s(spent)} of {format_s(budget)}; objective: {found.get('goal', '')}", style="dim")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import pickle
 import random
+import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +34,29 @@ _MT19937_BYTES = 625 * 4
 """Numpy's generator in memory: 624 words and the place among them."""
 _kept: list[tuple[bytes, Any]] = []
 """The memory of numpy's generator when its state was last asked for, and that state; at most one."""
+_kept_python: list[tuple[bytes, Any, Any]] = []
+"""The same of Python's, with the normal number it has in store."""
+
+
+@functools.cache
+def _python_memory() -> int | None:
+    """Where CPython keeps its generator: the place and then 624 words; None where that is not so."""
+    found = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+    if sys.implementation.name != "cpython" or type(random._inst).__basicsize__ < _MT19937_BYTES:  # type: ignore[attr-defined]
+        return None
+    place, *words = struct.unpack(f"{_MT19937_BYTES // 4}I", ctypes.string_at(found, _MT19937_BYTES))
+    return found if (*words, place) == random.getstate()[1] else None
+
+
+def _python_state() -> Any:
+    """``random.getstate()``, which makes 625 numbers, asked for only if something was drawn since the last time."""
+    address = _python_memory()
+    if address is None:
+        return random.getstate()
+    memory, stored = ctypes.string_at(address, _MT19937_BYTES), random._inst.gauss_next  # type: ignore[attr-defined]
+    if not _kept_python or _kept_python[0][0] != memory or _kept_python[0][1] != stored:
+        _kept_python[:] = [(memory, stored, random.getstate())]
+    return _kept_python[0][2]
 
 
 def _numpy_state() -> Any:
@@ -57,7 +83,7 @@ class HostRandom:
     def __init__(self) -> None:
         import torch
 
-        self._python, self._numpy, self._torch = random.getstate(), _numpy_state(), torch.get_rng_state()
+        self._python, self._numpy, self._torch = _python_state(), _numpy_state(), torch.get_rng_state()
 
     def restore(self) -> None:
         import numpy

@@ -21,6 +21,7 @@ from hotlap.engine.graphs import EAGER_FIRST
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session
 from hotlap.records.codec import decode
@@ -50,6 +51,10 @@ class Observed:
     """Of the optimizer; None where there is none."""
     num_replays: int = 0
     """Passes that were replays of recorded ones."""
+    num_norms: int = 0
+    """Calls of BatchNorm layers."""
+    num_padded: int = 0
+    """Calls of convolutions that compute with more channels than they have."""
 
 
 class Observer:
@@ -62,6 +67,7 @@ class Observer:
         self.other: list[str] = []
         self.layouts: list[bool] = []
         self.compiled: list[bool] = []
+        self.num_norms, self.num_padded = 0, 0
 
     def attach(self, model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -81,6 +87,8 @@ class Observer:
         found = out[0] if isinstance(out, tuple) else out
         if module.training != self.training or not isinstance(found, Tensor) or not found.is_floating_point():
             return
+        self.num_norms += isinstance(module, nn.modules.batchnorm._BatchNorm)
+        self.num_padded += isinstance(module, PaddedConv2d)
         name = str(found.dtype).removeprefix("torch.")
         if isinstance(module, CAST):
             self.cast.append(name)
@@ -103,6 +111,8 @@ class Observer:
             threads=torch.get_num_threads(),
             fused=fused,
             num_replays=num_replays,
+            num_norms=self.num_norms,
+            num_padded=self.num_padded,
         )
 
 

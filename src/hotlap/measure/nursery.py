@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -9,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from hotlap.measure.process import ON_CARD, NurseryGone, worker_environment
+from hotlap.measure.process import ON_CARD, NurseryGone, lent_nursery, worker_environment
 
 MAIN = "hotlap.measure.nursery_main"
 COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -136,6 +137,17 @@ class Nursery:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
         self._last_words.close()
+
+
+@contextlib.contextmanager
+def own_or_lent(modules: Sequence[str] = ()) -> Iterator[Nursery]:
+    """The nursery that a caller has lent, or one for this block alone."""
+    known = lent_nursery()
+    if isinstance(known, Nursery):
+        yield known
+        return
+    with Nursery(modules) as own:
+        yield own
 
 
 class Fledgling:

@@ -68,6 +68,11 @@ def lent(nursery: Starter) -> Iterator[None]:
         _LENT.reset(token)
 
 
+def lent_nursery() -> Starter | None:
+    """The nursery that a caller has lent for its block, if any."""
+    return _LENT.get()
+
+
 def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nursery: Starter | None = None) -> Any:
     """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied.
 

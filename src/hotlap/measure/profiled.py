@@ -73,12 +73,16 @@ class Profiled:
     has_convolutions: bool = False
     has_kernels: bool = False
     """Whether a layer has a kernel of Hotlap's own."""
+    has_norms: bool = False
+    """Whether some BatchNorm may be folded into a convolution."""
     fast_bf16: bool = True
     notes: list[str] = field(default_factory=list)
 
 
 def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     """The job "profile": one arm, warmed up, timed, traced."""
+    from hotlap.measure.folded import has_norms
+
     spec = parse_arm(job["arm"])
     total = 5
     listen(f"warm-up {spec.name}", 0, total)
@@ -118,6 +122,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         ceilings_key=_ceilings_key(session),
         has_convolutions=has_convolutions(model),
         has_kernels=any(hasattr(module, "use_kernels") for module in model.modules()),
+        has_norms=has_norms(model),
         fast_bf16=session.device.type == "cuda" or read_host().has_fast_bf16,
         notes=[*notes, *sorted(timer.flags)],
     )

@@ -228,10 +228,15 @@ def _attention(kind: str) -> contextlib.AbstractContextManager[Any]:
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """The batch with every tensor changed; its structure stays."""
-    import torch
+    from torch import Tensor
     from torch.utils._pytree import tree_map_only
 
-    return tree_map_only(torch.Tensor, change, batch)
+    # Nearly all batches are one of these, and a training asks twice a step: the general way takes ten times as long.
+    if type(batch) is dict and all(isinstance(value, Tensor) for value in batch.values()):
+        return {name: change(value) for name, value in batch.items()}
+    if type(batch) in (tuple, list) and all(isinstance(value, Tensor) for value in batch):
+        return type(batch)(change(value) for value in batch)
+    return tree_map_only(Tensor, change, batch)
 
 
 def use_kernels(model: nn.Module) -> None:

@@ -74,6 +74,8 @@ class LapAdvice:
     verdict: str = ""
     """Of the bench; 'wrong answer' where the gate was red, 'failed' where it did not run."""
     basis: str = ""
+    score: float | None = None
+    """Measured over predicted: 1 for a promise that was kept, less for one that was not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,18 +15,18 @@ def outlines(labels: np.ndarray, *, tolerance: float = 0.0, rings: Rings | None 
     """The outlines of all objects, by label; with tolerance 0 the very sides of the pixels.
 
     A tolerance, in pixels, is how far a left-out corner may lie from the line (Douglas and Peucker). A ring that
-    would be left with fewer than three corners stays as it was. ``rings`` are those of ``trace``, where they are known.
+    would be left with fewer than three corners stays as it was. ``rings`` are what ``trace`` gives, where it is known.
     """
     points, starts, owners = trace(labels) if rings is None else rings
     areas = ring_areas(points, starts)
     keep = _kept(points, starts, tolerance)
-    kept = [points[a:b][keep[a:b]].astype(np.float64) for a, b in itertools.pairwise(starts)]
+    corners = [points[a:b][keep[a:b]].astype(np.float64) for a, b in itertools.pairwise(starts)]
     members: dict[int, list[int]] = {}
     for ring, owner in enumerate(owners.tolist()):
         members.setdefault(owner, []).append(ring)
     inside = _inside(labels, points, starts, owners, areas)
     return [
-        Outline(label, _parts(numbers, kept, areas, points, starts), inside.get(label, 0))
+        Outline(label, _parts(numbers, corners, areas, points, starts), inside.get(label, 0))
         for label, numbers in sorted(members.items())
     ]
 

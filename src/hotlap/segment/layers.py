@@ -24,10 +24,27 @@ class InstanceNorm(nn.InstanceNorm2d):
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
         if x.is_contiguous() and x.shape[-2] * x.shape[-1] > 1 and not torch.compiler.is_compiling():
             return F.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        short = x.dtype in (torch.float16, torch.bfloat16)
+        if short and x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._short(x)
+        wide = x.float() if short else x
         var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
         scale = self.weight[:, None, None] * torch.rsqrt(var + self.eps)
         return torch.addcmul(self.bias[:, None, None] - mean * scale, wide, scale).to(x.dtype)
+
+    def _short(self, x: Tensor) -> Tensor:
+        """The same of 16-bit numbers, without gradients: summed in float32 as they are read, never written as float32.
+
+        That is a third of the memory traffic. The difference of two sums is exact enough: where a mean is so much more
+        than the deviation that it would not be, 16 bits hold no deviation.
+        """
+        count = x.shape[2] * x.shape[3]
+        mean = x.sum((2, 3), keepdim=True, dtype=torch.float32) / count
+        power = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True, dtype=torch.float32).square() / count
+        var = (power - mean.square()).clamp(min=0)
+        scale = self.weight[:, None, None] * torch.rsqrt(var + self.eps)
+        shift = self.bias[:, None, None] - mean * scale
+        return torch.addcmul(shift, x, scale, out=torch.empty_like(x))
 
 
 class FittedNet(nn.Module):

@@ -31,7 +31,6 @@ def fast() -> dict[str, Any]:
     return {
         "strategy": "budget", "steps": 10_000, "max_splats": 600_000, "densify_from": 300, "densify_until": 6000,
         "reset_every": 0, "prune_scale": 0.0, "adam": "lazy", "coarse_first": True, "sh_every": 500,
-        "densify_score": "error",
     }  # fmt: skip
 
 

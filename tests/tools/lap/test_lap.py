@@ -121,6 +121,7 @@ def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
     assert [(piece.name, piece.arm, piece.predicted, piece.measured) for piece in found] == [
         ("compile", "cpu:compile", 1.5, 2.0), ("fused optimizer", "cpu:fused", 1.2, 2.0),
     ]  # fmt: skip
+    assert [piece.score for piece in found] == [pytest.approx(2.0 / 1.5), pytest.approx(2.0 / 1.2)]
     assert [row.role for row in lap_of(record).table] == ["before", "batch", "after", "advice", "advice"]
 
 
@@ -299,6 +300,19 @@ def test_a_short_budget_cuts_the_bench_down_to_no_fewer_than_five_processes(aske
     lap = Round(config, Path("runs"), seconds={"baseline": 20.0, "tune": spent - 20.0})
     assert a_process_s(lap) == 15
     assert bench_processes(lap) == given
+
+
+@pytest.mark.parametrize(("spent", "processes", "memory"), [(100.0, 8, True), (590.0, 5, False)])
+def test_a_bench_in_a_hurry_takes_its_memory_from_the_search(tmp_path, monkeypatch, spent, processes, memory):
+    asked, told = [], []
+    monkeypatch.setattr(bench_tool, "bench", lambda config, emit: asked.append(config))
+    monkeypatch.setattr(Round, "baseline", parse_arm("cpu"))
+    monkeypatch.setattr(Round, "batch", 16)
+    monkeypatch.setattr(Round, "winner", (parse_arm("cpu:fused"), 16))
+    seconds = {"baseline": 20.0, "tune": spent - 20.0}
+    real.bench(Round(LapConfig(target="net", budget="10m"), tmp_path, told.append, seconds=seconds))
+    assert (asked[0].processes, asked[0].memory) == (processes, memory)
+    assert ["5 of 8 processes" in event.text for event in told] == [True] * (not memory)
 
 
 def test_the_second_profile_leaves_the_bench_its_time(tmp_path, monkeypatch):

@@ -362,6 +362,19 @@ def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
 
 
 @pytest.mark.parametrize(
+    ("known", "device", "words"),
+    [
+        ({"has_attention": True}, "cuda", {"sdpa=flash", "sdpa=efficient", "sdpa=cudnn", "cudnn_benchmark", "fused"}),
+        ({"has_convolutions": False}, "cuda", {"fused"}),
+        ({"usable_cores": 8}, "cpu", {"threads=4", "threads=2", "fused"}),
+    ],
+)
+def test_switches_are_those_that_can_matter_for_the_model_on_its_device(known, device, words):
+    space = make_space(dataclasses.replace(CARD, **known), mode="train", device=device)
+    assert {arm.name.partition(":")[2] for arm in space.switched(space.firsts[0])} == words
+
+
+@pytest.mark.parametrize(
     ("has_kernels", "device", "tried"), [(True, "cuda", True), (False, "cuda", False), (True, "cpu", False)]
 )
 def test_kernels_are_tried_where_the_model_has_them_on_a_card(has_kernels, device, tried):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from simulated import Machine
 from test_search import CARD
 
 from hotlap.base.events import Event, advance, warn
-from hotlap.cli.show_tune import TuneDoor
+from hotlap.cli.show_tune import TuneDoor, tune_table
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -121,6 +122,16 @@ def test_the_live_table_shows_the_best_so_far(record):
     line = next(line for line in text.splitlines() if "best so far" in line)
     assert best["arm"].split("+")[0] in line and str(best["batch"]) in line
     assert "50% of the budget, compile: cuda at batch 8" in text
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_table_breaks_arms_between_their_options_only(record, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    rows = headline_rows_of(record)
+    console.print(tune_table(rows, width=width))
+    words = {word for line in console.export_text().splitlines() for word in line.split(maxsplit=1)[:1]}
+    options = {part.rstrip("+") for word in words for part in re.split(r"(?<=.)\+", word)}
+    assert {option for row in rows for option in row["arm"].split("+")} <= options
 
 
 def test_where_nothing_can_be_redrawn_a_line_a_trial_is_printed(record):

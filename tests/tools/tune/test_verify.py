@@ -40,7 +40,9 @@ def stored(tmp_path, monkeypatch, jobs_in_process):
     monkeypatch.chdir(tmp_path)
     for mode in ("train", "infer"):
         question = Question(target="conv.py:net", mode=mode, options={}, inputs=["3x8x8"], device="cpu")
-        ProfileStore().save(profile(ask_key(question), arm="cpu:bf16+channels_last" + "+fused" * (mode == "train")))
+        ProfileStore().save(
+            profile(ask_key(question), arm="cpu:bf16+channels_last" + "+fused+padded" * (mode == "train"))
+        )
     return tmp_path
 
 
@@ -66,6 +68,7 @@ def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
         "batch": ("16", "expected 6"),
         "precision": ("float32", "expected bfloat16"),
         "layout": ("contiguous", "expected channels_last"),
+        "padded": ("0 padded convolutions ran", "expected on"),
         "fused": ("off", "expected on"),
     }
     assert record.verdict.exit_code == 1
@@ -91,6 +94,7 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,
+    "num_norms": 0, "num_padded": 0,
 }  # fmt: skip
 
 
@@ -107,6 +111,9 @@ SEEN = {
         ("cuda:tf32+compile+cudnn_benchmark", {"batches": [4, 4]}, ["batch"]),
         ("cpu:threads=1+compile", {}, ["threads"]),
         ("cpu:compile+fused", {}, ["fused"]),
+        ("cpu:compile+folded", {"num_norms": 2}, ["folded"]),
+        ("cpu:compile+folded", {}, []),
+        ("cpu:compile", {"num_padded": 2}, ["padded"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {"num_replays": 3}, []),
         ("cuda:tf32+compile+cudnn_benchmark", {"num_replays": 3}, ["graph"]),

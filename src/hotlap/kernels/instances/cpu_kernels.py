@@ -135,11 +135,9 @@ def sides_kernel(labels, heights, sides, levels):
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
-            if label == 0:
-                continue
             for n in range(2):
                 to_y, to_x = y + n, x + 1 - n
-                if to_y >= height or to_x >= width:
+                if label == 0 or to_y >= height or to_x >= width:
                     continue
                 other = labels[to_y, to_x]
                 if other == 0 or other == label:

@@ -282,12 +282,14 @@ def bench(lap: Round) -> RunRecord:
         short = {"repeats": 6, "seconds": 0.3, "max_seconds": 1.5, "warmup_seconds": 1.0, "gate_batch": 2}
         short |= {"gate_steps": 2}
     common, processes = lap.common("bench"), bench_processes(lap)
-    if processes < config.processes:
-        lap.emit(events.note(f"the budget leaves time for {processes} of {config.processes} processes in the bench"))
+    is_short = processes < config.processes
+    if is_short:
+        told = f"the budget leaves time for {processes} of {config.processes} processes in the bench"
+        lap.emit(events.note(f"{told}; peak memory is that of the search's trials"))
     return run(
         BenchConfig(
             **common, **short, arms=arms, batch=lap.batch, processes=processes,
-            **(_BARE | {"memory": not quick, "transfer": False}),
+            **(_BARE | {"memory": not quick and not is_short}),
         ),
         lap.emit,
     )  # fmt: skip

@@ -55,6 +55,8 @@ class Case:
     """Words of the bench's command that repeat the target: --set, --input."""
     has_convolutions: bool = True
     has_kernels: bool = False
+    has_norms: bool = False
+    """Some BatchNorm may follow a convolution."""
     fast_bf16: bool = True
 
     @property
@@ -242,6 +244,20 @@ def kernels(case: Case) -> Iterator[_Hint]:
     )
 
 
+def folded(case: Case) -> Iterator[_Hint]:
+    spec = case.arm
+    if case.mode != "infer" or not case.has_norms or (spec is not None and (spec.folded or spec.compile)):
+        return
+    time = case.category(kind.NORMALISATION)
+    yield _Hint(
+        "folded norms",
+        time,
+        f"Normalisation takes {_share(time, case)}, and in inference it can be folded into the convolutions before it.",
+        "As measured; norms that do not follow a convolution alone stay.",
+        {"folded": True},
+    )
+
+
 def loader(case: Case) -> Iterator[_Hint]:
     time = case.idle(LOADER_WAIT, HOST_COPY)
     yield _Hint(
@@ -282,5 +298,5 @@ def larger_batch(case: Case) -> Iterator[_Hint]:
 
 
 RULES: tuple[Rule, ...] = (
-    channels_last, precision, graph, compiled, fused, kernels, loader, syncs, larger_batch,
+    channels_last, precision, graph, compiled, fused, kernels, folded, loader, syncs, larger_batch,
 )  # fmt: skip

@@ -250,6 +250,7 @@ class _Target(_Run):
             options=tuple(options),
             has_convolutions=ran.has_convolutions,
             has_kernels=ran.has_kernels,
+            has_norms=ran.has_norms,
             fast_bf16=ran.fast_bf16,
         )
 

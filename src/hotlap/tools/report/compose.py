@@ -7,10 +7,22 @@ from collections.abc import Sequence
 
 import hotlap
 from hotlap.records.run import RunRecord, now
-from hotlap.tools.report.document import Block, Cell, Column, Document, Drawing, Part, Question, Section, Table, Words
+from hotlap.tools.report.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Fold,
+    Part,
+    Question,
+    Section,
+    Table,
+    Words,
+)
 from hotlap.tools.report.next_steps import next_steps
 from hotlap.tools.report.profile_pair import pair_figure
-from hotlap.tools.report.sections import part_of
+from hotlap.tools.report.sections import MACHINE, part_of
 from hotlap.tools.report.speed import speed_rows
 from hotlap.tools.report.speed_table import shared_table
 from hotlap.tools.report.story import tell
@@ -26,6 +38,7 @@ def compose(records: Sequence[RunRecord], title: str = "") -> Document:
     """The whole report on ``records``, in the order given."""
     parts = tuple(part_of(record, place) for place, record in enumerate(records))
     several = len(records) > 1
+    parts = (*parts[:1], *map(_with_machine_folded, parts[1:]))
     front = [_story(records), _index(records, parts), *_together(records, parts)] if several else []
     return Document(
         title=page_title(list(records), title),
@@ -38,6 +51,18 @@ def compose(records: Sequence[RunRecord], title: str = "") -> Document:
 
 def _story(records: Sequence[RunRecord]) -> Section:
     return Section(title="The story", blocks=tuple(tell(records)), anchor="story", style="story")
+
+
+def _with_machine_folded(part: Part) -> Part:
+    """Of several records one shows the machine at once; the others keep theirs a click away."""
+
+    def folded(block: Block) -> Block:
+        if isinstance(block, Fold) and block.title == MACHINE:
+            return dataclasses.replace(block, open=False)
+        return block
+
+    sections = (dataclasses.replace(s, blocks=tuple(map(folded, s.blocks))) for s in part.sections)
+    return dataclasses.replace(part, sections=tuple(sections))
 
 
 def _with_next_steps(part: Part, record: RunRecord) -> Part:

@@ -108,10 +108,11 @@ def _advice(rows: Sequence[dict[str, Any]]) -> list[Block]:
                 Cell(text=str(row.get("arm", "")), mono=True),
                 Cell(text=format_ratio(row.get("predicted")), number=True),
                 Cell(text=measured, number=True, strong=True, more=(f"[{between}",) if between else ()),
+                Cell(text=UNKNOWN if "wrong" in verdict else format_percent(row.get("score")), number=True),
                 Cell(text=verdict, tone="bad" if "wrong" in verdict else tone_of(verdict)),
             )
         )
-    titles = ("Advice", "Arm", "Promised", "Measured\n[95% interval]", "Verdict")
+    titles = ("Advice", "Arm", "Promised", "Measured\n[95% interval]", "Of the\npromise", "Verdict")
     return [
         Words(text=lead, style="lead"),
         Table(columns=tuple(Column(title=title) for title in titles), rows=tuple(found), style="speed"),

@@ -37,6 +37,21 @@ def _typed(target: str) -> str:
     return shlex.quote(target)
 
 
+def same_model(records: Sequence[RunRecord]) -> str:
+    """The target of these records with the inputs and options that make it the same model, as a shell takes it."""
+    known = next((record for record in records if record.config.get("target")), None)
+    return " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
+
+
+def _inputs(record: RunRecord) -> list[str]:
+    return [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
+
+
+def _options(record: RunRecord) -> list[str]:
+    options = (record.config.get("workload") or {}).items()
+    return [word for name, value in options for word in ("--set", shlex.quote(f"workload.{name}={value}"))]
+
+
 def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """A lap that found something faster says how to use it."""
     for record in records:
@@ -94,11 +109,10 @@ def _bench_again(record: RunRecord, processes: int) -> str:
     if "bench" not in words:
         arms = ",".join(arm.name for arm in record.arms if arm.role != "context")
         words = ["hotlap", "bench", _typed(_target(record)), "--arms", shlex.quote(arms)]
-        words += [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
+        words += _inputs(record)
         for flag in ("mode", "batch"):
             words += [f"--{flag}", str(record.config[flag])] if record.config.get(flag) else []
-        for name, value in (record.config.get("workload") or {}).items():
-            words += ["--set", shlex.quote(f"workload.{name}={value}")]
+        words += _options(record)
     return " ".join([*words, "--processes", str(processes)])
 
 
@@ -123,7 +137,7 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    target = _typed(next((name for record in records if (name := _target(record)) != "TARGET"), "TARGET"))
+    target = same_model(records)
     mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
     if "tune" in kinds and "bench" not in kinds:
         yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")

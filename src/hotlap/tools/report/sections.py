@@ -61,6 +61,8 @@ from hotlap.tools.report.view import (
     subject_of,
 )
 
+MACHINE = "Machine and software"
+
 
 def part_of(record: RunRecord, place: int) -> Part:
     """Everything the report says about one record."""
@@ -264,7 +266,7 @@ def method_sections(record: RunRecord) -> list[Section]:
     if command:
         blocks += [Heading(text="How to repeat"), Command(text=command)]
     machine = Pairs(pairs=tuple(Pair(name=name, value=value) for name, value in environment_rows(record)))
-    blocks.append(Fold(title="Machine and software", blocks=(machine,), open=True))
+    blocks.append(Fold(title=MACHINE, blocks=(machine,), open=True))
     values = [Pair(name=s.name, value=s.value, source=s.source, quiet=s.is_default) for s in settings(record)]
     if values:
         pairs = Pairs(pairs=tuple(values), has_source=True)

@@ -5,7 +5,6 @@ Each sentence is borne out by one record, which it names. A question that no rec
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,7 @@ from hotlap.base.format import (
 from hotlap.records.measurement import Comparison
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer, Question
-from hotlap.tools.report.next_steps import next_steps
+from hotlap.tools.report.next_steps import next_steps, same_model
 from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
 from hotlap.tools.report.training import device_of, training_log
@@ -61,7 +60,7 @@ class Witness:
 def tell(records: Sequence[RunRecord]) -> list[Question]:
     """The five questions with what the records answer."""
     seen = [Witness(record=record, place=place) for place, record in enumerate(records)]
-    target = shlex.quote(next((str(t) for record in records if (t := record.config.get("target"))), "TARGET"))
+    target = same_model(records)
     asked: list[tuple[str, Callable[[Sequence[Witness]], Iterator[Answer]], str]] = [
         ("What was slow?", what_was_slow, f"hotlap profile {target}"),
         ("What changed?", what_changed, f"hotlap tune {target}"),

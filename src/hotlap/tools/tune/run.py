@@ -11,7 +11,7 @@ from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
-from hotlap.measure.nursery import COMPILERS, Nursery
+from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
 from hotlap.measure.process import Starter, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
@@ -44,7 +44,7 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
         return verify(config, emit, sources=sources)
     emit(events.start("tune", None, f"loading {config.target}"))
     try:
-        with Nursery(COMPILERS) as nursery:
+        with own_or_lent(COMPILERS) as nursery:
             return _tune(config, emit, nursery, sources or {})
     finally:
         emit(events.finish("tune"))

@@ -35,7 +35,8 @@ function crossings(object, y) {
   return found.sort((a, b) => a - b);
 }
 
-/** {same, onlyFirst, onlySecond, meanIou}: two objects are the same where they overlap by more than half. */
+/** {same, onlyFirst, onlySecond, meanIou, alone}: two objects are the same where they overlap by more than half;
+ *  `alone` has the ids of those without a partner, in each list. */
 export function agreement(first, second, width, height) {
   const scale = Math.min(1, Math.sqrt(MOST_CELLS / Math.max(1, width * height)));
   const [one, two] = [first, second].map((objects) => labelGrid(objects, width, height, scale));
@@ -50,12 +51,18 @@ export function agreement(first, second, width, height) {
     }
   }
   const ious = [];
+  const partners = [new Set(), new Set()];
   for (const [pair, both] of shared) {
     const [a, b] = [Math.floor(pair / (second.length + 1)), pair % (second.length + 1)];
     const iou = both / (areas[0][a] + areas[1][b] - both);
-    if (iou > SAME) ious.push(iou);
+    if (iou <= SAME) continue;
+    ious.push(iou);
+    partners[0].add(first[a - 1].id);
+    partners[1].add(second[b - 1].id);
   }
   const same = ious.length;
   const meanIou = same ? ious.reduce((sum, iou) => sum + iou, 0) / same : null;
-  return { same, onlyFirst: first.length - same, onlySecond: second.length - same, meanIou };
+  const alone = [first, second].map((objects, i) =>
+    objects.map(({ id }) => id).filter((id) => !partners[i].has(id)));
+  return { same, onlyFirst: first.length - same, onlySecond: second.length - same, meanIou, alone };
 }

@@ -7,7 +7,7 @@ import { enqueue } from "./queue.js";
 import { askJson, Away, Refused } from "./service.js";
 import { fit, zoomBy } from "./stage.js";
 import { MODES, takeTool } from "./tools.js";
-import { choose, work } from "./work.js";
+import { choose, rescale, work } from "./work.js";
 import { fixed, onLanguage, word } from "./words.js";
 
 const TYPED_MS = 350;
@@ -83,6 +83,13 @@ const runIfPlain = afterQuiet(TYPED_MS, () => {
   enqueue(picture, "main");
 });
 
+/** Runs every picture again but those with edits, which would go. */
+function runAll() {
+  const edited = work.pictures.filter((picture) => picture.edited);
+  for (const picture of work.pictures) if (!picture.edited) enqueue(picture, "main");
+  if (edited.length > 0) say("notice", { key: "notice.keptSome", values: { count: edited.length } });
+}
+
 function setScale(text) {
   const value = Number(text.replace(",", "."));
   const good = text === "" || (Number.isFinite(value) && value > 0);
@@ -92,7 +99,9 @@ function setScale(text) {
     return;
   }
   choose("umPerPx", text === "" ? null : value);
-  runIfPlain();
+  for (const picture of work.pictures) {
+    if (picture.state === "done" && !picture.classes) rescale(picture, work.umPerPx);
+  }
 }
 
 export function startControls() {
@@ -108,7 +117,7 @@ export function startControls() {
   });
   on("scale", "change", (event) => setScale(event.target.value.trim()));
   on("run", "click", () => work.current && enqueue(work.current, "main"));
-  on("runAll", "click", () => work.pictures.forEach((picture) => enqueue(picture, "main")));
+  on("runAll", "click", runAll);
   on("compare", "click", () => choose("comparing", !work.comparing));
   on("exportButton", "click", openExport);
   on("zoomIn", "click", () => zoomBy(1.25));

@@ -34,7 +34,8 @@ export function icon(name) {
 /** A button that shows a sign and is named by words. */
 export function iconButton(name, key, onclick, attributes = {}) {
   const label = word(key);
-  return make("button", { type: "button", class: "quiet", "aria-label": label, title: label, onclick, ...attributes }, icon(name));
+  const named = { type: "button", class: "quiet", "aria-label": label, title: label, onclick, ...attributes };
+  return make("button", named, icon(name));
 }
 
 /** Gives a file to the user. */

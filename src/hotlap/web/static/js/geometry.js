@@ -115,18 +115,10 @@ export function heldInside(object, dx, dy, width, height) {
 
 const side = ([ax, ay], [bx, by], [px, py]) => (bx - ax) * (py - ay) - (by - ay) * (px - ax);
 
-/** Whether two segments cross or touch; ends that merely share a corner are the caller's to leave out. */
-export function segmentsMeet(a, b, c, d) {
-  const [one, two, three, four] = [side(c, d, a), side(c, d, b), side(a, b, c), side(a, b, d)];
-  if (one > 0 !== two > 0 && three > 0 !== four > 0 && one * two < 0 && three * four < 0) return true;
-  const on = (p, q, r, turn) =>
-    turn === 0 &&
-    Math.min(p[0], q[0]) <= r[0] && r[0] <= Math.max(p[0], q[0]) &&
-    Math.min(p[1], q[1]) <= r[1] && r[1] <= Math.max(p[1], q[1]);
-  return on(c, d, a, one) || on(c, d, b, two) || on(a, b, c, three) || on(a, b, d, four);
-}
+/** Whether two segments cross. Touching is not crossing: outlines of pixels may meet themselves in a corner. */
+export const segmentsCross = (a, b, c, d) => side(c, d, a) * side(c, d, b) < 0 && side(a, b, c) * side(a, b, d) < 0;
 
-/** Whether side `index` of ring `at` meets any side of the object that is not its neighbour. */
+/** Whether side `index` of ring `at` crosses any side of the object that is not its neighbour. */
 export function edgeCrosses(object, at, index) {
   const all = rings(object);
   const [from, to] = [all[at][index], all[at][(index + 1) % all[at].length]];
@@ -134,7 +126,7 @@ export function edgeCrosses(object, at, index) {
     ring.some((start, i) => {
       const count = ring.length;
       if (other === at && (i === index || (i + 1) % count === index || (index + 1) % count === i)) return false;
-      return segmentsMeet(from, to, start, ring[(i + 1) % count]);
+      return segmentsCross(from, to, start, ring[(i + 1) % count]);
     }),
   );
 }

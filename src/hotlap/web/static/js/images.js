@@ -18,8 +18,16 @@ const smaller = (image, longest) => {
   return createImageBitmap(image, { resizeWidth: width, resizeHeight: height, resizeQuality: "medium" });
 };
 
-/** A small bitmap for the list, and the size of the whole; null where the browser cannot show it. */
-export async function loadThumb(file) {
+let line = Promise.resolve();
+
+/** A small bitmap for the list, and the size of the whole; one after the other, since decoded pictures are large. */
+export function loadThumb(file) {
+  line = line.then(() => makeThumb(file));
+  return line;
+}
+
+/** Null where the browser cannot show the file. */
+async function makeThumb(file) {
   try {
     const image = await decode(file);
     const { width, height } = image;

@@ -3,7 +3,7 @@
 import { afterQuiet, hear, say } from "./events.js";
 import { History } from "./history.js";
 import { enqueue } from "./queue.js";
-import { addPicture, metricsOf, objectsOf, takeObjects, work } from "./work.js";
+import { addPicture, metricsOf, objectsOf, setOrigin, takeObjects, work } from "./work.js";
 
 const QUIET_MS = 400;
 const KEPT = ["name", "file", "width", "height", "classes", "model", "threshold", "umPerPx", "edited", "seconds"];
@@ -57,9 +57,11 @@ function touch(picture) {
 }
 
 /** Puts back what was there when the page was left; what had no answer yet is sent again. */
-function restore({ key, name, file, objects, ...facts }) {
+function restore({ name, file, objects, ...facts }) {
+  const { model, threshold, umPerPx, edited } = facts;
   const history = objects ? new History(takeObjects(objects)) : null;
-  const picture = addPicture(name, file, { key, ...facts, history, state: history ? "done" : "cancelled" });
+  if (history) setOrigin(history.objects, { model, threshold, umPerPx, edited });
+  const picture = addPicture(name, file, { ...facts, history, state: history ? "done" : "cancelled" });
   if (!history && work.model) enqueue(picture, "main");
 }
 

@@ -6,13 +6,19 @@ import { say } from "./events.js";
 import { stepPicture } from "./list.js";
 import { fit, panBy, setSpace, showObject, zoomBy } from "./stage.js";
 import { sortedIds } from "./table.js";
-import { closeStroke, dropAll, inHand, nudge, removeChosen, splitSide, stepCorner, stepObject, takeTool } from "./tools.js";
+import {
+  closeStroke, dropAll, inHand, letGo, nudge, removeChosen, splitSide, stepCorner, stepObject, takeTool,
+} from "./tools.js";
 import { choose, objectsNow, select, stepHistory, work } from "./work.js";
 import { word } from "./words.js";
 
 const mode = (name) => () => takeTool(name);
 
 function history(direction) {
+  if (direction === "undo" && inHand.stroke) {
+    letGo();
+    return;
+  }
   const label = stepHistory(direction);
   if (label) say("notice", { key: `notice.${direction}`, values: { step: word(label) } });
 }

@@ -21,7 +21,7 @@ function standing(picture) {
 
 /** The seconds that an answer took, whichever of its parts are told. */
 const secondsOf = (seconds) =>
-  typeof seconds === "number" ? seconds : (seconds?.total ?? Object.values(seconds ?? {}).reduce((a, b) => a + b, 0));
+  typeof seconds === "number" ? seconds : (seconds?.all ?? Object.values(seconds ?? {}).reduce((a, b) => a + b, 0));
 
 function build(picture) {
   const canvas = make("canvas", { class: "thumb", width: 48, height: 48, "aria-hidden": "true" });

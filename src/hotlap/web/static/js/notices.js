@@ -28,8 +28,14 @@ function notice({ key, values, kind = "info" }) {
   if (kind !== "error") setTimeout(close, SHOWN_MS);
 }
 
+/** What nobody foresaw is told, too: a failure in silence is found too late. */
+const unforeseen = (error) =>
+  notice({ key: "notice.unforeseen", values: { why: String(error?.message ?? error) }, kind: "error" });
+
 export function startNotices() {
   hear("notice", notice);
+  addEventListener("error", (event) => unforeseen(event.error ?? event.message));
+  addEventListener("unhandledrejection", (event) => unforeseen(event.reason));
   onLanguage(() => {
     for (const [element, { key, values }] of shown) element.firstChild.textContent = word(key, values);
   });

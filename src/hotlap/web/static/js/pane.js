@@ -73,6 +73,7 @@ export class Pane {
     this.canvas.width = Math.max(1, Math.round(width * this.ratio));
     this.canvas.height = Math.max(1, Math.round(height * this.ratio));
     this.paper = getComputedStyle(this.canvas).backgroundColor;
+    [this.copy, this.copyKey, this.lastKey] = [null, null, null];
     this.draw();
     if (width > 0) this.onsize(before);
   }
@@ -84,22 +85,52 @@ export class Pane {
 
   draw() {
     if (!this.width) return;
-    const { context, camera, ratio } = this;
+    const { context } = this;
     const scene = this.scene();
+    this.#drawBase(scene);
+    if (!scene) return;
+    this.#place(context);
+    if (scene.shown) this.#drawMarked(scene);
+    if (scene.stroke) paintStroke(context, scene.stroke, this.camera.scale, false);
+  }
+
+  /** Makes picture coordinates those of a canvas. */
+  #place(context) {
+    const { camera, ratio } = this;
+    const scale = camera.scale * ratio;
+    context.setTransform(scale, 0, 0, scale, camera.x * ratio, camera.y * ratio);
+    context.lineJoin = "round";
+  }
+
+  /** Draws the picture and all objects. Where only what is marked changes, as while a corner is dragged, they are
+   *  drawn once into a copy, and the copy is shown. */
+  #drawBase(scene) {
+    const { context, camera } = this;
+    const key = scene && [camera.scale, camera.x, camera.y, scene.image, scene.width, scene.height, scene.objects,
+      scene.shown, scene.held?.id];
+    const same = (other) => key && other && key.every((value, i) => value === other[i]);
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    if (same(this.lastKey) && !same(this.copyKey)) {
+      this.copy ??= new OffscreenCanvas(this.canvas.width, this.canvas.height);
+      this.#paintBase(this.copy.getContext("2d", { alpha: false }), scene);
+      this.copyKey = key;
+    }
+    if (same(this.copyKey)) context.drawImage(this.copy, 0, 0);
+    else this.#paintBase(context, scene);
+    this.lastKey = key;
+  }
+
+  #paintBase(context, scene) {
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.fillStyle = this.paper;
     context.fillRect(0, 0, this.canvas.width, this.canvas.height);
     if (!scene) return;
-    const scale = camera.scale;
-    context.setTransform(scale * ratio, 0, 0, scale * ratio, camera.x * ratio, camera.y * ratio);
-    context.lineJoin = "round";
-    this.#drawPicture(scene, scale * ratio);
-    if (scene.shown) this.#drawObjects(scene);
-    if (scene.stroke) paintStroke(context, scene.stroke, scale, false);
+    this.#place(context);
+    this.#paintPicture(context, scene, this.camera.scale * this.ratio);
+    if (scene.shown) paintObjects(context, scene.objects, scene.held?.id ?? null, this.camera.scale, this.seen());
   }
 
-  #drawPicture(scene, scale) {
-    const { context } = this;
+  #paintPicture(context, scene, scale) {
     context.fillStyle = "#000";
     context.fillRect(0, 0, scene.width, scene.height);
     if (!scene.image) return;
@@ -108,19 +139,18 @@ export class Pane {
     context.drawImage(small ? scene.small : scene.image, 0, 0, scene.width, scene.height);
   }
 
-  #drawObjects(scene) {
+  #drawMarked(scene) {
     const { context, camera } = this;
-    const seen = this.seen();
     const held = scene.held;
-    paintObjects(context, scene.objects, held?.id ?? null, camera.scale, seen);
     for (const object of scene.objects) {
       if (object.id === held?.id) continue;
+      if (scene.alone?.has(object.id)) paintMarked(context, object, camera.scale, "#ff4d3d", 0.12);
       if (scene.selected.has(object.id)) paintMarked(context, object, camera.scale, "#fff", 0.12);
       else if (object.id === scene.hovered) paintMarked(context, object, camera.scale, "#fff", 0.1);
     }
     if (held) paintMarked(context, held, camera.scale, scene.bad ? "#ff3b30" : "#fff", 0.12);
     const cornered = scene.corners && (held ?? scene.objects.find((object) => scene.selected.has(object.id)));
-    if (cornered) paintCorners(context, cornered, camera.scale, scene.corner, seen);
+    if (cornered) paintCorners(context, cornered, camera.scale, scene.corner, this.seen());
   }
 
   /** The object at a point of the picture: the smallest of those that hold it, so that none is out of reach. */

@@ -71,7 +71,8 @@ function renderDevices(status) {
   const cards = (status.gpus ?? []).map((gpu) => {
     const used = `${number(gpu.memory_used_bytes / GIB)} / ${number(gpu.memory_bytes / GIB)} GiB`;
     const label = word("service.memory", { name: gpu.name });
-    const meter = make("meter", { min: 0, max: gpu.memory_bytes, value: gpu.memory_used_bytes, high: 0.9 * gpu.memory_bytes, "aria-label": label });
+    const [most, high] = [gpu.memory_bytes, 0.9 * gpu.memory_bytes];
+    const meter = make("meter", { min: 0, max: most, value: gpu.memory_used_bytes, high, "aria-label": label });
     return make("li", {}, data(gpu.name), meter, data(used));
   });
   byId("devices").replaceChildren(...workers, ...cards);
@@ -94,19 +95,22 @@ function renderDepths() {
     const bar = Math.max(1, (depth / most) * (height - 2));
     context.fillRect(width - (depths.length - i) * (width / HISTORY), height - bar, width / HISTORY - 1, bar);
   });
-  canvas.setAttribute("aria-label", word("service.depths", { count: depths.at(-1) ?? 0, most: Math.max(0, ...depths) }));
+  const said = { count: depths.at(-1) ?? 0, most: Math.max(0, ...depths) };
+  canvas.setAttribute("aria-label", word("service.depths", said));
 }
 
 function renderJobs() {
   byId("jobsBox").hidden = jobs.length === 0;
   const rows = jobs.slice(0, 50).map((job) => {
-    const bar = make("progress", { max: job.total, value: job.done + job.failed, "aria-label": word("jobs.progress", { name: job.id }) });
+    const label = word("jobs.progress", { name: job.id });
+    const bar = make("progress", { max: job.total, value: job.done + job.failed, "aria-label": label });
     const running = job.state === "running";
+    const unfinished = !running && (job.failed > 0 || job.state === "cancelled");
     return row(data(job.id.slice(0, 8)), data(job.model), data(clock(new Date(job.created * 1000))), bar,
       word(`jobs.${job.state}`, { done: job.done, total: job.total, failed: job.failed }),
       make("span", { class: "actions" },
         running ? iconButton("stop", "jobs.cancel", () => act(job, "cancel")) : "",
-        !running && job.failed + (job.state === "cancelled") > 0 ? iconButton("again", "jobs.retry", () => act(job, "retry")) : ""));
+        unfinished ? iconButton("again", "jobs.retry", () => act(job, "retry")) : ""));
   });
   byId("jobRows").replaceChildren(...rows);
 }

@@ -98,7 +98,7 @@ function finish(task, answer) {
   const { picture } = task;
   const told = { ...answer, model: answer.model ?? task.model, threshold: answer.threshold ?? task.threshold };
   if (task.kind === "main") {
-    setAnswer(picture, told, "step.run");
+    setAnswer(picture, told);
     say("answered", picture);
   } else {
     show(task, { state: "done", objects: takeObjects(answer.objects ?? []), threshold: task.threshold });

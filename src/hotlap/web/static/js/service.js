@@ -134,7 +134,8 @@ export async function poll(tell) {
       tell(await askJson("api/v1/status"));
       pause = document.hidden ? HIDDEN_MS : POLL_MS;
     } catch (error) {
-      if (!(error instanceof Away || error instanceof Refused)) throw error;
+      // Whatever it is, such as a proxy that answers in place of the service: it is asked again.
+      if (!(error instanceof Refused)) isGone();
       pause = Math.min(pause * 1.5, SLOWEST_MS);
     }
     await new Promise((resolve) => {

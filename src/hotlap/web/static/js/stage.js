@@ -9,24 +9,31 @@ import { Camera, Pane } from "./pane.js";
 import { Pointer } from "./pointer.js";
 import { enqueue } from "./queue.js";
 import { inHand } from "./tools.js";
-import { edit, metricsOf, objectById, objectsNow, work } from "./work.js";
+import { metricsOf, objectById, objectsNow, takeAnswer, work } from "./work.js";
 import { fixed, number, onLanguage, word } from "./words.js";
 
 const EDITS_CORNERS = ["edit", "add"];
 const NOTHING = new Set();
+const NONE = [];
+const TOOLS_PX = 48;
+const narrow = matchMedia("(max-width: 760px)");
 
 export const camera = new Camera();
 let main;
 let other;
 let mainPointer;
 let loaded = null;
+let alone = [NOTHING, NOTHING];
 
 export const setSpace = (held) => (mainPointer.space = held);
 
-/** The box to fit into view is all of the picture, as soon as its size is known. */
+/** Shows all of the picture, beside the tools: they stand on the left, or above on a small screen. */
 export function fit() {
   const { width, height } = work.current ?? {};
-  if (width) camera.show([0, 0, width, height], main.width, main.height, 16, 8);
+  if (!width) return;
+  const [left, top] = narrow.matches ? [0, TOOLS_PX] : [TOOLS_PX, 0];
+  camera.show([0, 0, width, height], main.width - left, main.height - top, 14, 8);
+  camera.pan(left, top);
 }
 
 export const zoomBy = (factor) => camera.zoom(factor, main.width / 2, main.height / 2);
@@ -55,13 +62,14 @@ function mainScene() {
   return {
     ...backdrop(), objects: objectsNow(), selected: work.selected, hovered: work.hovered, held: inHand.held,
     bad: inHand.bad, corners: EDITS_CORNERS.includes(work.mode) && work.selected.size === 1, corner: work.corner,
-    stroke: stroke(),
+    stroke: stroke(), alone: work.comparing ? alone[0] : NOTHING,
   };
 }
 
 function otherScene() {
   if (!work.current?.width || !work.comparing) return null;
-  return { ...backdrop(), objects: work.current.other?.objects ?? [], selected: NOTHING, hovered: null };
+  const objects = work.current.other?.objects ?? NONE;
+  return { ...backdrop(), objects, selected: NOTHING, hovered: null, alone: alone[1] };
 }
 
 /** Loads the picture that is looked at, and lets go of the one before. */
@@ -130,14 +138,15 @@ const PANES = { waiting: "stage.waiting", held: "stage.held", sending: "stage.se
 function tellOther(picture) {
   if (!work.comparing) return;
   const { other: found } = picture;
+  alone = [NOTHING, NOTHING];
   byId("takeOther").disabled = found?.state !== "done";
   if (!found || found.state !== "done") {
     byId("otherSaid").textContent = found?.error || (found && PANES[found.state] ? word(PANES[found.state]) : "");
     byId("agreed").textContent = "";
     return;
   }
-  const count = found.objects.length;
-  byId("otherSaid").textContent = word("stage.from", { model: found.model, threshold: fixed(found.threshold, 2), count });
+  const said = { model: found.model, threshold: fixed(found.threshold, 2), count: found.objects.length };
+  byId("otherSaid").textContent = word("stage.from", said);
   judge();
 }
 
@@ -147,6 +156,8 @@ const judge = afterQuiet(120, () => {
   const told = agreement(objectsNow(), picture.other.objects, picture.width, picture.height);
   const iou = told.meanIou === null ? "–" : fixed(told.meanIou, 2);
   byId("agreed").textContent = word("compare.agreed", { ...told, iou });
+  alone = told.alone.map((ids) => new Set(ids));
+  draw();
 });
 
 /** Where the pointer is, and what is there. */
@@ -168,9 +179,7 @@ function tellPlace(point) {
 function takeOther() {
   const { other: found } = work.current;
   if (found?.state !== "done") return;
-  edit(found.objects, "step.take");
-  Object.assign(work.current, { model: found.model, threshold: found.threshold });
-  tell();
+  takeAnswer(found.objects, { model: found.model, threshold: found.threshold, umPerPx: work.current.umPerPx });
 }
 
 /** Sends the current picture to the model that it is compared with, where its answer is not there yet. */

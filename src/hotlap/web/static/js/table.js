@@ -82,7 +82,8 @@ function renderRow(object, at) {
   const known = metricsOf(object) !== undefined;
   const cells = columns.map((column) => {
     const value = valueOf(object, column);
-    const text = typeof value === "number" ? number(value) : (value ?? (known || column === "confidence" ? "–" : "…"));
+    const missing = known || column === "confidence" ? "–" : "…";
+    const text = typeof value === "number" ? number(value) : (value ?? missing);
     if (column !== "id") return make("td", {}, String(text));
     const dot = make("span", { class: "dot" });
     dot.style.background = colourOf(object);
@@ -99,7 +100,8 @@ function mark(row) {
   row.classList.toggle("hovered", id === work.hovered);
 }
 
-const spacer = () => make("tr", { class: "spacer", "aria-hidden": "true" }, make("td", { colspan: columns.length }));
+const spacer = () =>
+  make("tr", { class: "spacer", "aria-hidden": "true" }, make("td", { colspan: columns.length }));
 
 const renderRows = oncePerFrame(() => {
   const box = byId("tableBox");

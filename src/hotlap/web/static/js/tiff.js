@@ -17,7 +17,8 @@ function readTags(view, little) {
     const start = size * count <= 4 ? entry + 8 : view.getUint32(entry + 8, little);
     const get = { 1: "getUint8", 3: "getUint16", 4: "getUint32" }[kind];
     if (!get) continue;
-    tags.set(view.getUint16(entry, little), Array.from({ length: count }, (_, n) => view[get](start + n * size, little)));
+    const values = Array.from({ length: count }, (_, n) => view[get](start + n * size, little));
+    tags.set(view.getUint16(entry, little), values);
   }
   return tags;
 }
@@ -107,7 +108,8 @@ function layoutOf(tags) {
     starts: tags.get(324) ?? tags.get(273), lengths: tags.get(325) ?? tags.get(279),
   };
   const plain = [1, 3, 4].includes(layout.samples) && (layout.format === 1 ? [8, 16, 32] : [32]).includes(layout.bits);
-  if (!plain || ![1, 3].includes(layout.format) || one(284, 1) !== 1 || one(262, 1) > 2 || width * height > MOST_PIXELS) {
+  const known = [1, 3].includes(layout.format) && one(284, 1) === 1 && one(262, 1) <= 2;
+  if (!plain || !known || width * height > MOST_PIXELS) {
     throw new Error("a TIFF of a kind that is not shown");
   }
   return layout;
@@ -130,7 +132,8 @@ export async function decodeTiff(buffer) {
   const columns = Math.ceil(width / across);
   for (let n = 0; n < layout.starts.length; n++) {
     const packed = new Uint8Array(buffer, layout.starts[n], layout.lengths[n]);
-    const block = samplesOf(await unpack(packed, layout.how, (across * down * samples * layout.bits) / 8), layout, little);
+    const bytes = await unpack(packed, layout.how, (across * down * samples * layout.bits) / 8);
+    const block = samplesOf(bytes, layout, little);
     const [left, top] = [(n % columns) * across, Math.floor(n / columns) * down];
     for (let y = 0; y < Math.min(down, height - top); y++) {
       const from = y * across * samples;

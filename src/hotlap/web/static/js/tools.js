@@ -1,10 +1,11 @@
 // What the pointer does in each mode. A tool hears press, drag, release and move in picture coordinates; what it holds
-// is drawn by the pane, and an edit is made only when it is let go.
+// is drawn by the pane, and an edit is made only when it is let go. An edit may not make an outline cross itself; one
+// that does so already, as a simplified outline may, can still be put right.
 
 import { say } from "./events.js";
 import {
-  fitsAsHole, heldInside, insertVertex, insideObject, moveObject, moveVertex, nearestEdge, nearestVertex, removeVertex,
-  ringIsBad, vertexCrosses,
+  edgeCrosses, fitsAsHole, heldInside, insertVertex, insideObject, moveObject, moveVertex, nearestEdge, nearestVertex,
+  removeVertex, ringIsBad, vertexCrosses,
 } from "./geometry.js";
 import { slice } from "./slice.js";
 import {
@@ -24,7 +25,7 @@ export function dropAll() {
   say("hand");
 }
 
-/** Takes back what a press began, when it turns out to be the first finger of two. */
+/** Takes back the last corner of a stroke, or all that is in hand; so when a press was the first finger of two. */
 export function letGo() {
   if (inHand.stroke && !inHand.held && work.mode !== "slice") inHand.stroke = inHand.stroke.slice(0, -1);
   else dropAll();
@@ -58,7 +59,7 @@ const editing = {
     if (near.distance <= event.reach) {
       if (event.remove) return removeCorner(object, near) || true;
       setCorner({ ring: near.ring, index: near.index });
-      drag = { object, ...near };
+      drag = { object, ...near, crossed: vertexCrosses(object, near.ring, near.index) };
       return true;
     }
     if (!insideObject(object, ...event.point)) return false;
@@ -72,7 +73,7 @@ const editing = {
       inHand.held = moveObject(object, ...heldInside(object, dx, dy, work.current.width, work.current.height));
     } else {
       inHand.held = moveVertex(object, drag.ring, drag.index, rounded(within(event.point)));
-      inHand.bad = vertexCrosses(inHand.held, drag.ring, drag.index);
+      inHand.bad = !drag.crossed && vertexCrosses(inHand.held, drag.ring, drag.index);
     }
     say("hand");
   },
@@ -103,7 +104,7 @@ const adding = {
     }
     const edge = nearestEdge(object, ...event.point);
     const added = insertVertex(object, edge.ring, edge.index, rounded(within(event.point)));
-    if (vertexCrosses(added, edge.ring, edge.index + 1)) {
+    if (!edgeCrosses(object, edge.ring, edge.index) && vertexCrosses(added, edge.ring, edge.index + 1)) {
       complain("notice.crosses");
       return;
     }
@@ -234,7 +235,8 @@ export function nudge(dx, dy, again) {
   }
   const [x, y] = [object.polygon, ...object.holes][corner.ring][corner.index];
   const moved = moveVertex(object, corner.ring, corner.index, within([x + dx, y + dy]));
-  if (vertexCrosses(moved, corner.ring, corner.index)) complain("notice.crosses");
+  const crossed = vertexCrosses(object, corner.ring, corner.index);
+  if (!crossed && vertexCrosses(moved, corner.ring, corner.index)) complain("notice.crosses");
   else edit(replaceObject(object, moved), "step.corner", again);
   return true;
 }
@@ -246,7 +248,8 @@ export function stepCorner(by) {
   if (work.mode !== "edit") takeTool("edit");
   const all = [object.polygon, ...object.holes].flatMap((ring, at) => ring.map((_, index) => ({ ring: at, index })));
   const { corner } = work;
-  const at = corner ? all.findIndex(({ ring, index }) => ring === corner.ring && index === corner.index) : by > 0 ? -1 : 0;
+  const held = ({ ring, index }) => ring === corner.ring && index === corner.index;
+  const at = corner ? all.findIndex(held) : by > 0 ? -1 : 0;
   setCorner(all[(at + by + all.length) % all.length]);
 }
 

@@ -1,6 +1,8 @@
 // Every word on the page, in the language that was chosen. Tables are JSON files beside this folder.
 
-export const LANGUAGES = { en: "English", cs: "Čeština", es: "Español", de: "Deutsch", fr: "Français", zh: "中文" };
+export const LANGUAGES = {
+  en: "English", cs: "Čeština", es: "Español", de: "Deutsch", fr: "Français", zh: "中文",
+};
 const KEPT = "hotlap.language";
 
 let table = {};

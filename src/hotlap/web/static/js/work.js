@@ -21,7 +21,9 @@ export const work = {
   status: null,
 };
 
+const NONE = [];
 const metrics = new WeakMap();
+const origins = new WeakMap();
 let nextKey = 1;
 
 /** Measurements of an object as it is now; undefined while they are not known. An edited object is another object. */
@@ -38,7 +40,7 @@ export function takeObjects(answered) {
 }
 
 /** The objects of a picture; none before its answer. */
-export const objectsOf = (picture) => picture?.history?.objects ?? [];
+export const objectsOf = (picture) => picture?.history?.objects ?? NONE;
 export const objectsNow = () => objectsOf(work.current);
 export const objectById = (id) => objectsNow().find((object) => object.id === id);
 export const onlySelected = () => (work.selected.size === 1 ? objectById([...work.selected][0]) : undefined);
@@ -81,18 +83,49 @@ export const pictureChanged = (picture) => {
   if (picture === work.current) say("picture");
 };
 
+/** Says where a list of objects comes from: {model, threshold, umPerPx, edited}. It travels with undo and redo. */
+export const setOrigin = (objects, origin) => origins.set(objects, { edited: false, ...origin });
+
+const tellOrigin = (picture) => Object.assign(picture, origins.get(picture.history.objects));
+
 /** Puts an answer into its place; what was there before, edits too, can be had back with undo. */
-export function setAnswer(picture, answer, label) {
+export function setAnswer(picture, answer) {
   const objects = takeObjects(answer.objects ?? []);
-  if (picture.history) picture.history.push(objects, label);
+  setOrigin(objects, { model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null });
+  if (picture.history) picture.history.push(objects, "step.run");
   else picture.history = new History(objects);
   Object.assign(picture, {
-    state: "done", error: "", edited: false, classes: answer.objects ? null : (answer.classes ?? []),
+    state: "done", error: "", classes: answer.objects ? null : (answer.classes ?? []), seconds: answer.seconds,
     width: answer.width ?? picture.width, height: answer.height ?? picture.height,
-    model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null, seconds: answer.seconds,
   });
+  tellOrigin(picture);
   pictureChanged(picture);
   if (picture === work.current) objectsChanged();
+}
+
+/** Makes the objects of another answer those of the current picture. */
+export function takeAnswer(objects, origin) {
+  const taken = [...objects];
+  setOrigin(taken, origin);
+  work.current.history.push(taken, "step.take");
+  stepped();
+}
+
+/** What follows from another state of a picture's objects. */
+function stepped(picture = work.current) {
+  tellOrigin(picture);
+  if (picture === work.current) objectsChanged();
+  say("edited", picture);
+  say("pictures");
+}
+
+/** Gives a picture another scale: the same objects, to be measured again. */
+export function rescale(picture, umPerPx) {
+  const { history } = picture;
+  const objects = history.objects.map((object) => ({ ...object }));
+  origins.set(objects, { ...origins.get(history.objects), umPerPx });
+  history.push(objects, "step.scale");
+  stepped(picture);
 }
 
 function objectsChanged() {
@@ -106,15 +139,13 @@ function objectsChanged() {
 
 /** Makes an edit of the current picture that can be undone; a joined one is undone with the one before it. */
 export function edit(objects, label, joined = false) {
-  const picture = work.current;
-  picture.history.push(objects, label, joined);
-  picture.edited = true;
+  const { history } = work.current;
+  origins.set(objects, { ...origins.get(history.objects), edited: true });
+  history.push(objects, label, joined);
   const corner = work.corner;
-  objectsChanged();
+  stepped();
   const ring = corner && [onlySelected()?.polygon, ...(onlySelected()?.holes ?? [])][corner.ring];
   if (ring && corner.index < ring.length) setCorner(corner);
-  say("edited", picture);
-  say("pictures");
 }
 
 export const replaceObject = (before, after) => objectsNow().map((object) => (object === before ? after : object));
@@ -124,11 +155,7 @@ export const freshId = () => objectsNow().reduce((most, object) => Math.max(most
 /** Steps back or forth; what was undone or done again, or null. */
 export function stepHistory(direction) {
   const label = work.current?.history?.[direction]() ?? null;
-  if (label === null) return null;
-  work.current.edited = true;
-  objectsChanged();
-  say("edited", work.current);
-  say("pictures");
+  if (label !== null) stepped();
   return label;
 }
 
