@@ -264,7 +264,7 @@ def agrees(answer: dict[str, Any], want: dict[str, float]) -> bool:
 def show(found: dict[str, Any]) -> None:
     alone = found["alone"]
     own = statistics.median(alone["resident_images_per_s"])
-    print(f"{found['trained']}; objects in the pictures: {alone['objects']}, of about 200 that were drawn")
+    print(f"{found['trained']}; objects in the pictures: {alone['objects']}")
     print(f"resident  {own:8.1f} images/s; from host to host {statistics.median(alone['host_images_per_s']):.1f}")
     for name, arm in found["arms"].items():
         if arm["failures"] or not agrees(arm["answer"], alone["answer"]):

@@ -235,7 +235,7 @@ def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> Loca
     import torch
 
     if device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(device))
+        torch.cuda.set_device(torch.device(device).index or 0)
     return LocalRunner(device, {spec.name: make(spec) for spec in specs})
 
 

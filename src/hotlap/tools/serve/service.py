@@ -160,7 +160,8 @@ class Service:
         """The same as JSON text, with ``seconds``: where the time went. It is never taken apart in this process."""
         said, seconds = await self._answered(model, body, options or {}, deadline_s)
         text = _as_text(model, said)
-        return b'{"seconds":' + json.dumps(seconds).encode() + (b"," if text != b"{}" else b"") + text[1:]
+        comma = b"," if text != b"{}" else b""
+        return b"".join([b'{"seconds":', json.dumps(seconds).encode(), comma, memoryview(text)[1:]])
 
     async def answer_file(
         self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
