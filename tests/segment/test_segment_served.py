@@ -13,7 +13,8 @@ from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import read_pictures
 from hotlap.measure.servable import ModelSpec
-from hotlap.segment.nets import build_net
+from hotlap.segment.heads import HEADS
+from hotlap.segment.nets import build_head, build_net
 from hotlap.segment.network import load_predictor
 from hotlap.segment.objects import COLUMNS
 from hotlap.segment.predict import ManyConfig, predict_many
@@ -72,6 +73,18 @@ def test_the_answer_is_what_a_folder_of_pictures_would_get(weights, tmp_path, de
         assert [*given["holes"]] == [hole.tolist() for hole in outline.parts[0].holes]
         assert set(given["metrics"]) == set(COLUMNS) - {"label", "confidence"}
     assert json.loads(json.dumps(answer)) == answer
+
+
+@pytest.mark.parametrize("head", ["core", "boundary", "foreground"])
+def test_maps_are_read_as_the_weights_say(head, tmp_path):
+    torch.manual_seed(4)
+    torch.save(build_head("unet", head, width=2).state_dict(), tmp_path / "weights.pt")
+    spec = ModelSpec(name="cells", target="cells", options=TINY, weights=str(tmp_path / "weights.pt"))
+    servable = SegmentServable(spec)
+    signature = servable.load("cpu").signature
+    assert signature.outputs[0].planes == HEADS[head]
+    decoded = servable.decode(as_file(draw_cells(1, size=64, seed=0)[0]), {}, signature)
+    assert decoded.facts["names"] == HEADS[head]
 
 
 def test_a_threshold_changes_what_is_found_and_pictures_of_any_kind_are_taken(weights):

@@ -49,6 +49,8 @@ class TensorSpec:
     """As torch spells it, ``float32``."""
     shape: tuple[int, ...]
     """Without the rows; -1 where any size will do."""
+    planes: tuple[str, ...] = ()
+    """What the first dimension holds, where that has names."""
 
 
 @dataclass(frozen=True, kw_only=True)

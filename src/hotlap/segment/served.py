@@ -90,13 +90,14 @@ class SegmentServable:
         spec = self._spec
         workload: Any = load_target(spec.target, spec.options)
         build: Callable[[], nn.Module] = workload.build_model
+        names: tuple[str, ...] = getattr(workload, "maps", MAPS[:1])
         if spec.weights:
             named, width = getattr(workload.config, "model", spec.target), int(spec.options.get("width", 0))
             net = load_net(Path(spec.weights), named, width or None)
-            build = lambda: net.model  # noqa: E731
+            build, names = lambda: net.model, net.names
         tiles = TileWorkload(spec.name, build, self._tiles.tile, workload.default_batch)
         loaded = LoadedWorkload(tiles, arm_on(spec.arm, device), spec.rows or tiles.default_batch, widen=False)
-        loaded.signature = _of_any_size(loaded.signature)
+        loaded.signature = _of_any_size(loaded.signature, names)
         return loaded
 
     def decode(self, body: bytes, options: Mapping[str, Any], signature: Signature) -> Decoded:
@@ -107,12 +108,13 @@ class SegmentServable:
         picture = read_upload(body, str(options.get("filename") or "upload"))
         plan, tiles = cut_tiles(picture, self._tiles)
         rows = torch.from_numpy(np.ascontiguousarray(tiles)).permute(0, 3, 1, 2)
-        return Decoded((rows,), {"width": plan.width, "height": plan.height, "plan": plan})
+        names = signature.outputs[0].planes
+        return Decoded((rows,), {"width": plan.width, "height": plan.height, "plan": plan, "names": names})
 
     def finish(self, out: Rows, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         plan: TilePlan = facts["plan"]
         maps = join_tiles(out[0].float(), plan, self._tiles)
-        found = find_objects(maps, MAPS[: len(maps)], options)
+        found = find_objects(maps, facts["names"], options)
         return {**answer_head(self._spec.name, facts, options), "objects": found}
 
 
@@ -161,15 +163,14 @@ class UNetServable(WorkloadServable):
         return {**head, "class": options["class"], "objects": find_objects(maps, MAPS[:1], options)}
 
 
-def _of_any_size(signature: Signature) -> Signature:
-    """The same model, which takes tiles of any height and width."""
+def _of_any_size(signature: Signature, names: tuple[str, ...]) -> Signature:
+    """The same model, which takes tiles of any height and width and gives maps of these names."""
 
-    def free(spec: TensorSpec) -> TensorSpec:
-        return dataclasses.replace(spec, shape=(spec.shape[0], -1, -1))
+    def free(spec: TensorSpec, planes: tuple[str, ...] = ()) -> TensorSpec:
+        return dataclasses.replace(spec, shape=(spec.shape[0], -1, -1), planes=planes)
 
-    return dataclasses.replace(
-        signature, inputs=tuple(map(free, signature.inputs)), outputs=tuple(map(free, signature.outputs))
-    )
+    (taken,), (given,) = signature.inputs, signature.outputs
+    return dataclasses.replace(signature, inputs=(free(taken),), outputs=(free(given, names),))
 
 
 def _is_one_map(signature: Signature) -> bool:
