@@ -16,6 +16,11 @@ MAX_GRADIENT_ERROR = 1e-3
 """Of the difference's norm over the norm: two right programs round thresholds otherwise in a few pixels."""
 MAX_PIXELS = 1e-3
 """The part of pixels that may differ by more than 1e-3 for the same reason."""
+MAX_UNDECIDED = 0.2
+"""The part of pixels that may be left out where both are held against float64, as rounding may decide in them.
+
+The more splats cover a pixel, the more often one of them is near a threshold or about as deep as the next.
+"""
 
 
 class Ours:
@@ -91,21 +96,35 @@ class Gsplat:
 
 
 def compare(ours: Ours, peer: Gsplat, v_colors: Any) -> dict[str, Any]:
-    """How far picture and gradients are from gsplat's; where that is too far, float64 says which of both is off."""
+    """How far picture and gradients are from gsplat's; where that is too far, float64 says which of both is off.
+
+    Float64 is asked only about what is decided: pixels in which rounding may decide have no part in any gradient then,
+    neither in ours nor in gsplat's nor in those of float64, and there may not be more than ``MAX_UNDECIDED`` of them.
+    """
+    apart, grads, their_grads = _both(ours, peer, v_colors)
+    errors = _errors(grads, their_grads)
+    agree = apart.float().mean().item() <= MAX_PIXELS
+    passed = agree and all(error <= MAX_GRADIENT_ERROR for error in errors.values())
+    found: dict[str, Any] = {"passed": passed, "pixels_apart": apart.float().mean().item(), "errors": errors}
+    if not passed:
+        undecided, exact = _in_float64(ours, v_colors)
+        _, grads, their_grads = _both(ours, peer, v_colors * ~undecided[..., None])
+        mine, theirs = _errors(grads, exact), _errors(their_grads, exact)
+        share, worse = undecided.float().mean().item(), (apart & ~undecided).float().mean().item()
+        found |= {"errors_to_float64": mine, "gsplat_to_float64": theirs}
+        found |= {"undecided": share, "decided_pixels_apart": worse}
+        allowed = {name: max(MAX_GRADIENT_ERROR, theirs[name]) for name in theirs}
+        right = all(mine[name] <= allowed[name] for name in mine)
+        found["passed"] = agree and share <= MAX_UNDECIDED and right
+    return found
+
+
+def _both(ours: Ours, peer: Gsplat, v_colors: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Which pixels of one camera differ, our gradients, and gsplat's."""
     ours.step = peer.step = 3
     colors, grads = ours.run(v_colors)
     their_colors, their_grads = peer.run(v_colors)
-    apart = ((colors - their_colors).abs() > 1e-3).any(dim=-1).float().mean().item()
-    errors = _errors(grads, their_grads)
-    passed = apart <= MAX_PIXELS and all(error <= MAX_GRADIENT_ERROR for error in errors.values())
-    found: dict[str, Any] = {"passed": passed, "pixels_apart": apart, "errors": errors}
-    if not passed:
-        exact = _in_float64(ours, v_colors)
-        mine, theirs = _errors(grads, exact), _errors(their_grads, exact)
-        found |= {"errors_to_float64": mine, "gsplat_to_float64": theirs}
-        allowed = {name: max(MAX_GRADIENT_ERROR, theirs[name]) for name in theirs}
-        found["passed"] = apart <= MAX_PIXELS and all(mine[name] <= allowed[name] for name in mine)
-    return found
+    return ((colors - their_colors).abs() > 1e-3).any(dim=-1), grads, their_grads
 
 
 def _errors(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
@@ -116,20 +135,24 @@ def _errors(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _in_float64(ours: Ours, v_colors: Any) -> dict[str, Any]:
-    """The gradients of the camera last drawn, by the CPU's kernels, whose arithmetic is float64."""
+def _in_float64(ours: Ours, v_colors: Any) -> tuple[Any, dict[str, Any]]:
+    """Of the camera last drawn: the undecided pixels, and gradients of the others by the CPU's kernels in float64."""
     import dataclasses
 
     from hotlap.kernels.splat import cpu
+    from hotlap.kernels.splat.cpu_undecided import undecided_pixels
 
     wide: dict[str, Any] = {}
     for field in dataclasses.fields(ours.splats):
         tensor = getattr(ours.splats, field.name)
         wide[field.name] = None if tensor is None else tensor.cpu().double()
     splats = dataclasses.replace(ours.splats, **wide)
+    undecided = undecided_pixels(splats, ours.view)
     drawn = cpu.forward(splats, ours.view)
-    grads = cpu.backward(splats, ours.view, drawn, v_colors.cpu().double(), None, None, NEEDS)
-    return {name: grads[name].to(v_colors.device) for name in NEEDS}
+    v_decided = v_colors.cpu().double() * ~undecided[..., None]
+    grads = cpu.backward(splats, ours.view, drawn, v_decided, None, None, NEEDS)
+    device = v_colors.device
+    return undecided.to(device), {name: grads[name].to(device) for name in NEEDS}
 
 
 def facts(ours: Ours) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def describe(finding: dict[str, Any]) -> str:
         apart = f", {finding['pixels_apart']:.1e} of pixels apart" if "pixels_apart" in finding else ""
         if "errors_to_float64" in finding:
             mine, theirs = finding["errors_to_float64"][worst], finding["gsplat_to_float64"][worst]
-            apart += f"; to float64 {mine:.2e}, gsplat's {theirs:.2e}"
+            apart += f"; to float64 {mine:.2e}, gsplat's {theirs:.2e}, without {finding['undecided']:.1e} of pixels"
         return f"{part} {word} {finding.get('case', 'gsplat')}: {finding['errors'][worst]:.2e} at {worst}{apart}"
     if part in ("forward", "forward+backward"):
         return f"{part}: " + "; ".join(f"{name} {statistics.median(ms):.3f} ms" for name, ms in finding["ms"].items())
