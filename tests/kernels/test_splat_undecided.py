@@ -12,7 +12,7 @@ from hotlap.kernels.splat.cases import SplatCase, as_splats, undecided
 from hotlap.kernels.splat.frame import Splats, View
 
 pytest.importorskip("numba")
-from hotlap.kernels.splat.cpu_undecided import LEAST, undecided_pixels
+from hotlap.kernels.splat.cpu_undecided import LEAST, find_undecided
 
 CPU = torch.device("cpu")
 VIEW = View(width=48, height=32)
@@ -29,7 +29,7 @@ VIEW = View(width=48, height=32)
 )
 def test_finds_what_the_cases_find_and_little_more(case, most):
     made = case.make(CPU)
-    found = undecided_pixels(as_splats(made), case.view)
+    found = find_undecided(as_splats(made), case.view).pixels
     wanted = undecided(in_float64(made), case.view, LEAST)
     assert wanted.any(), "the case says nothing"
     assert not (wanted & ~found).any()
@@ -58,22 +58,28 @@ def facing(
 
 
 @pytest.mark.parametrize(
-    ("depths", "shift", "share"),
+    ("depths", "shift", "swapped"),
     [
-        ([2.0, 2.0], 0.0, (0.0, 0.02)),  # equal in any arithmetic: the order of the splats decides
-        ([2.0, 2.000001], 0.0, (0.1, 0.9)),
-        ([2.0, 2.001], 0.0, (0.0, 0.02)),
-        ([2.0, 2.001], 5000.0, (0.1, 0.9)),  # two steps of float32 apart, so far from the origin
+        ([2.0, 2.0], 0.0, False),  # equal in any arithmetic: the order of the splats decides
+        ([2.0, 2.000001], 0.0, True),
+        ([2.0, 2.001], 0.0, False),
+        ([2.0, 2.001], 5000.0, True),  # two steps of float32 apart, so far from the origin
     ],
 )
-def test_depths_that_rounding_may_swap_are_undecided_where_both_splats_are(depths, shift, share):
-    found = undecided_pixels(facing(depths, shift=shift), VIEW)
-    assert share[0] <= found.float().mean() <= share[1]
-    assert not found[0, 0, 0], "no splat reaches the corner"
+def test_splats_that_rounding_may_swap_are_undecided(depths, shift, swapped):
+    splats = facing([*depths, 9.0], shift=shift)
+    alike = find_undecided(splats, VIEW)
+    assert alike.splats.tolist() == [swapped, swapped, False]
+    assert alike.pixels.float().mean() < 0.02, "the picture is the same in either order"
+    splats.colors[0] = 0.5
+    unlike = find_undecided(splats, VIEW)
+    assert (unlike.pixels.float().mean() > 0.1) == swapped
+    assert not unlike.pixels[0, 0, 0], "no splat reaches the corner"
 
 
 def test_a_needle_is_undecided_where_its_exponent_has_lost_its_digits():
-    near, far = (undecided_pixels(facing([2.0], along=a, length=2000.0, width=0.05), VIEW) for a in (0.0, 1000.0))
-    assert near.sum() <= 2
-    assert far.sum() > 40, "as many as the needle covers: its centre is 20,000 pixels away"
-    assert not far[0, 0, 40:].any(), "it goes through the middle"
+    near, far = (find_undecided(facing([2.0], along=a, length=2000.0, width=0.05), VIEW) for a in (0.0, 1000.0))
+    assert near.pixels.sum() <= 2 and not near.splats.any()
+    assert far.pixels.sum() > 40, "as many as the needle covers: its centre is 20,000 pixels away"
+    assert far.splats.all()
+    assert not far.pixels[0, 0, 40:].any(), "it goes through the middle"

@@ -1,4 +1,4 @@
-"""The pixels in which rounding may decide, in scenes too large for ``cases.undecided``; compiled by Numba.
+"""The pixels and splats about which rounding may decide, in scenes too large for ``cases.undecided``; by Numba.
 
 The margins are not the same everywhere, as in a large scene the error of float32 is not. It grows with the parts that
 the exponent is the difference of, as for a needle far from its centre; with the distance of the centre from the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,19 +26,35 @@ LEAST = 2e-4
 """The least margin, as a fraction of a threshold; that of the cases."""
 MORE = 1.01
 """Opacities are raised to so much for the lists, so that no splat just below the least alpha is missing in a tile."""
+MAX_LOST = 1e-3
+"""The error of an exponent by cancelling digits with which a splat's gradients are still to be compared."""
+MAX_SWAP = 1e-4
+"""What two splats may change a colour by, as a part of the light, if they change places."""
 
 
-def undecided_pixels(splats: Splats, view: View) -> Tensor:  # [C, H, W] bool
-    """The pixels in which float32 may decide unlike float64 whether a splat counts, or which one is in front."""
+@dataclass(frozen=True, kw_only=True)
+class Undecided:
+    """What a comparison of float32 with float64 can say nothing about."""
+
+    pixels: Tensor
+    """[C, H, W] where float32 may decide otherwise whether a splat counts, or which of two unlike ones is in front."""
+    splats: Tensor
+    """[N] those that may change places with one about as deep, or whose exponent has lost its digits in some pixel."""
+
+
+def find_undecided(splats: Splats, view: View) -> Undecided:
+    """For splats whose opacities are as they are drawn: neither logits nor lowered."""
     assert not view.raw and not view.antialiased, "opacities are raised as they are"
     wide = {name: None if t is None else t.detach().cpu().double() for name, t in vars(splats).items()}
     given = Splats(**wide)  # type: ignore[arg-type]
     saved: cpu.Saved = cpu.forward(replace(given, opacities=given.opacities * MORE), view).saved
-    found = np.zeros((len(given.viewmats), view.height, view.width), np.bool_)
-    lists = (saved.begins, saved.listed, saved.owners, saved.screen, _depth_errors(given))
+    pixels = np.zeros((len(given.viewmats), view.height, view.width), np.bool_)
+    rows = np.zeros(len(saved.screen), np.bool_)
+    lists = (saved.begins, saved.listed, saved.owners, saved.screen, saved.shades, _depth_errors(given))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        cpu.share(pool, splat_undecided_kernel, len(saved.begins) - 1, *lists, found)
-    return torch.from_numpy(found)
+        cpu.share(pool, splat_undecided_kernel, len(saved.begins) - 1, *lists, pixels, rows)
+    by_camera = torch.from_numpy(rows).view(len(given.viewmats), -1)
+    return Undecided(pixels=torch.from_numpy(pixels), splats=by_camera.any(0))
 
 
 def _depth_errors(splats: Splats) -> np.ndarray:  # [C * N]
@@ -58,21 +74,22 @@ def exponent_at(row, dx, dy):
 
 
 @compiled
-def splat_undecided_kernel(first, last, begins, listed, owners, screen, depth_errors, found):
-    """Writes which pixels of the tiles from ``first`` to ``last`` are undecided."""
-    height, width = found.shape[1:]
+def splat_undecided_kernel(first, last, begins, listed, owners, screen, shades, depth_errors, pixels, rows):
+    """Writes which pixels of the tiles from ``first`` to ``last``, and which splats in them, are undecided."""
+    height, width = pixels.shape[1:]
     for tile in range(first, last):
         c, left, right, top, bottom = box_of(tile, width, height)
+        mine = listed[begins[tile] : begins[tile + 1]]
         for y in range(top, bottom):
             for x in range(left, right):
-                mine = listed[begins[tile] : begins[tile + 1]]
-                found[c, y, x] = is_undecided(x + 0.5, y + 0.5, mine, owners, screen, depth_errors)
+                pixels[c, y, x] = is_undecided(x + 0.5, y + 0.5, mine, owners, screen, shades, depth_errors, rows)
 
 
 @compiled
-def is_undecided(x, y, listed, owners, screen, depth_errors):
-    """Whether one pixel is, given its tile's pairs from front to back."""
-    light, light_error, before = 1.0, LEAST, -1
+def is_undecided(x, y, listed, owners, screen, shades, depth_errors, rows):
+    """Whether one pixel is, given its tile's pairs from front to back; undecided splats are marked in ``rows``."""
+    light, light_error, before, alpha_before = 1.0, LEAST, -1, 0.0
+    found = False
     for pair in listed:
         g = owners[pair]
         row = screen[g]
@@ -80,18 +97,27 @@ def is_undecided(x, y, listed, owners, screen, depth_errors):
         whole, margin = row[OPACITY] / MORE * math.exp(-sigma), LEAST + error
         if whole < MIN_ALPHA * (1 - margin):
             continue
-        if whole < MIN_ALPHA * (1 + margin) or abs(whole / MAX_ALPHA - 1) < margin:
-            return True
-        if sigma < lost and lost > LEAST:  # an exponent below 0 by rounding alone, which some leave out
-            return True
-        if before >= 0 and 0 < row[DEPTH] - screen[before, DEPTH] < depth_errors[g] + depth_errors[before]:
-            return True
         alpha = min(whole, MAX_ALPHA)
+        if lost > MAX_LOST:
+            rows[g] = True
+        # Below 0 by rounding alone an exponent is left out by some.
+        found |= whole < MIN_ALPHA * (1 + margin) or abs(whole / MAX_ALPHA - 1) < margin or sigma < lost > LEAST
+        if before >= 0 and 0 < row[DEPTH] - screen[before, DEPTH] < depth_errors[g] + depth_errors[before]:
+            rows[g] = rows[before] = True
+            found |= alpha_before * alpha * light / (1 - alpha_before) * unlike(shades[before], shades[g]) > MAX_SWAP
         light_error += alpha / (1 - alpha) * (STEPS + (0.0 if whole > MAX_ALPHA else error))
         left = light * (1 - alpha)
-        if abs(left / MIN_TRANSMITTANCE - 1) < light_error:
-            return True
+        found |= abs(left / MIN_TRANSMITTANCE - 1) < light_error
         if left <= MIN_TRANSMITTANCE:
-            return False
-        light, before = left, g
-    return False
+            break
+        light, before, alpha_before = left, g, alpha
+    return found
+
+
+@compiled
+def unlike(one, other):
+    """The most that a channel of two colours differs by."""
+    most = 0.0
+    for channel in range(len(one)):
+        most = max(most, abs(one[channel] - other[channel]))
+    return most
