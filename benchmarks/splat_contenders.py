@@ -21,7 +21,7 @@ MAX_UNDECIDED = 0.2
 
 The more splats cover a pixel, the more often one of them is near a threshold or about as deep as the next.
 """
-MAX_UNDECIDED_SPLATS = 0.01
+MAX_UNDECIDED_SPLATS = 0.05
 """The part of splats whose gradients may be left out there: they may change places with another, or are needles so far
 from their centres that float32 has lost the digits of their exponents."""
 

@@ -22,11 +22,13 @@ from hotlap.kernels.splat.frame import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, 
 
 STEPS = 8 * 2.0**-24
 """The relative error of a float32 that several roundings have made."""
+SUM = 4 * 2.0**-24
+"""The most that four roundings, those of a depth, make of the sum of its parts' sizes."""
 LEAST = 2e-4
 """The least margin, as a fraction of a threshold; that of the cases."""
 MORE = 1.01
 """Opacities are raised to so much for the lists, so that no splat just below the least alpha is missing in a tile."""
-MAX_LOST = 1e-3
+MAX_LOST = 1e-4
 """The error of an exponent by cancelling digits with which a splat's gradients are still to be compared."""
 MAX_SWAP = 1e-4
 """What two splats may change a colour by, as a part of the light, if they change places."""
@@ -60,7 +62,7 @@ def find_undecided(splats: Splats, view: View) -> Undecided:
 def _depth_errors(splats: Splats) -> np.ndarray:  # [C * N]
     """How far a depth in float32 may be off: by the size of the numbers whose sum it is."""
     rows = splats.viewmats[:, 2]
-    return ((rows[:, :3].abs() @ splats.means.abs().T + rows[:, 3:].abs()) * STEPS).flatten().numpy()
+    return ((rows[:, :3].abs() @ splats.means.abs().T + rows[:, 3:].abs()) * SUM).flatten().numpy()
 
 
 @compiled
@@ -94,14 +96,16 @@ def is_undecided(x, y, listed, owners, screen, shades, depth_errors, rows):
         g = owners[pair]
         row = screen[g]
         sigma, lost, error = exponent_at(row, row[X] - x, row[Y] - y)
-        whole, margin = row[OPACITY] / MORE * math.exp(-sigma), LEAST + error
-        if whole < MIN_ALPHA * (1 - margin):
+        opacity, margin = row[OPACITY] / MORE, LEAST + error
+        short = sigma - math.log(opacity / MIN_ALPHA)
+        if short > margin:
             continue
+        whole = opacity * math.exp(-sigma)
         alpha = min(whole, MAX_ALPHA)
         if lost > MAX_LOST:
             rows[g] = True
         # Below 0 by rounding alone an exponent is left out by some.
-        found |= whole < MIN_ALPHA * (1 + margin) or abs(whole / MAX_ALPHA - 1) < margin or sigma < lost > LEAST
+        found |= short > -margin or abs(math.log(whole / MAX_ALPHA)) < margin or sigma < lost > LEAST
         if before >= 0 and 0 < row[DEPTH] - screen[before, DEPTH] < depth_errors[g] + depth_errors[before]:
             rows[g] = rows[before] = True
             found |= alpha_before * alpha * light / (1 - alpha_before) * unlike(shades[before], shades[g]) > MAX_SWAP
