@@ -183,7 +183,7 @@ def describe(finding: dict[str, Any]) -> str:
         apart = f", {finding['pixels_apart']:.1e} of pixels apart" if "pixels_apart" in finding else ""
         if "errors_to_float64" in finding:
             mine, theirs = finding["errors_to_float64"][worst], finding["gsplat_to_float64"][worst]
-            apart += f"; to float64 {mine:.2e}, gsplat's {theirs:.2e}"
+            apart += f"; to float64 {mine:.2e}, gsplat's {theirs:.2e}, without {_told(finding['left_out'])}"
         return f"{part} {word} {finding.get('case', 'gsplat')}: {finding['errors'][worst]:.2e} at {worst}{apart}"
     if part in ("forward", "forward+backward"):
         return f"{part}: " + "; ".join(f"{name} {statistics.median(ms):.3f} ms" for name, ms in finding["ms"].items())
@@ -196,6 +196,10 @@ def describe(finding: dict[str, Any]) -> str:
         means = {name: statistics.mean(values) for name, values in finding.items() if name != "part"}
         return "facts: " + ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
     return json.dumps(finding)
+
+
+def _told(shares: dict[str, float]) -> str:
+    return " and ".join(f"{share:.1e} of the {name}" for name, share in shares.items())
 
 
 def _badness(error: float) -> float:

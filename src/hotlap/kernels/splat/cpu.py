@@ -81,7 +81,7 @@ def forward(splats: Splats, view: View) -> Drawn:
         colors, alphas = (splats.means.new_empty(*shape, count) for count in (behind.shape[1], 1))
         begins, given_lists = lists["begins"], (lists["begins"], lists["listed"], lists["owners"])
         written = (colors.numpy(), alphas.numpy(), light, reached)
-        _share(pool, splat_blend_fwd_kernel, len(begins) - 1, *given_lists, screen, shades, behind, *written)
+        share(pool, splat_blend_fwd_kernel, len(begins) - 1, *given_lists, screen, shades, behind, *written)
     on_screen = torch.from_numpy(screen).view(num_cameras, num, screen.shape[1]).to(splats.means.dtype)
     return Drawn(
         colors=colors,
@@ -154,7 +154,7 @@ def _behind(splats: Splats, view: View) -> np.ndarray:
     return behind
 
 
-def _share(pool: ThreadPoolExecutor, kernel: Callable[..., Any], total: int, *arguments: Any, step: int = 0) -> None:
+def share(pool: ThreadPoolExecutor, kernel: Callable[..., Any], total: int, *arguments: Any, step: int = 0) -> None:
     """Runs a kernel over ``total`` tiles or splats, in parts of ``step``."""
     step = step or max(1, -(-total // (SHARES * torch.get_num_threads())))
     parts = [(first, min(first + step, total)) for first in range(0, total, step)]
@@ -171,7 +171,7 @@ def _project(
     screen, shades = np.zeros((rows, SCREEN)), np.zeros((rows, channels))
     radii, num_tiles = np.zeros((rows, 2), np.int32), np.zeros(rows, np.int32)
     outputs = (screen, shades, radii, num_tiles)
-    _share(pool, splat_project_fwd_kernel, len(given.means), given, options, *outputs, step=CHUNK)
+    share(pool, splat_project_fwd_kernel, len(given.means), given, options, *outputs, step=CHUNK)
     return outputs
 
 
@@ -183,7 +183,7 @@ def _list(
 
     offsets = np.concatenate([np.zeros(1, np.int64), num_tiles.cumsum(dtype=np.int64)])
     tiles, owners = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.int64)
-    _share(pool, splat_pair_kernel, len(screen), screen, options, num_cameras, offsets, tiles, owners, step=CHUNK)
+    share(pool, splat_pair_kernel, len(screen), screen, options, num_cameras, offsets, tiles, owners, step=CHUNK)
     all_tiles = num_cameras * -(-options.width // TILE) * -(-options.height // TILE)
     begins = np.concatenate([np.zeros(1, np.int64), np.bincount(tiles, minlength=all_tiles).cumsum()])
     # Cameras have tiles of their own, so one order by depth serves them all; equal depths stay in order of number.
@@ -202,9 +202,9 @@ def _blend_backward(
     partial = np.zeros((len(saved.owners), 8 + behind.shape[1]))
     given = (saved.begins, saved.listed, saved.owners, saved.screen, saved.shades, behind, saved.light, saved.reached)
     grads = (_array(v_colors), _array(v_alphas), view.absgrad, partial)
-    _share(pool, splat_blend_bwd_kernel, len(saved.begins) - 1, *given, *grads)
+    share(pool, splat_blend_bwd_kernel, len(saved.begins) - 1, *given, *grads)
     sums = np.zeros((len(saved.screen), partial.shape[1]))
-    _share(pool, splat_sum_kernel, len(sums), saved.offsets, partial, sums, step=CHUNK)
+    share(pool, splat_sum_kernel, len(sums), saved.offsets, partial, sums, step=CHUNK)
     return sums
 
 
