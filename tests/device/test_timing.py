@@ -22,10 +22,12 @@ def busy_wait(seconds):
 
 
 def test_a_block_agrees_with_a_step_of_known_length():
-    block = time_block(lambda: busy_wait(0.005), 10, torch.device("cpu"))
-    assert len(block.intervals_ms) == 10
-    assert min(block.intervals_ms) == pytest.approx(5.0, rel=0.02)
-    assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / 10)
+    blocks = [time_block(lambda: busy_wait(0.005), 10, torch.device("cpu")) for _ in range(8)]
+    for block in blocks:
+        assert len(block.intervals_ms) == 10
+        assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / 10)
+    # Other work on the machine makes steps longer, never shorter: one of 80 is undisturbed.
+    assert min(min(block.intervals_ms) for block in blocks) == pytest.approx(5.0, rel=0.02)
 
 
 def test_a_block_calls_its_step_exactly_as_often_as_asked(device):

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from hotlap.base.errors import ConfigError, DataError
-from hotlap.measure.servable import ModelSpec, Signature
+from hotlap.measure.servable import ModelSpec, Signature, TensorSpec
 from hotlap.tools.serve import ServeConfig
 from hotlap.tools.serve.desk import LocalDesk, ProcessDesks
 from hotlap.tools.serve.plan import make_servable, plan_desks
 
 Image = pytest.importorskip("PIL.Image")
 SPEC = ModelSpec(name="cells", target="cells", options={"size": 64})
-SIGNATURE = Signature(inputs=(), outputs=(), rows=1, arm="cpu")
+MAPS = TensorSpec(name="output", dtype="float32", shape=(2, -1, -1), planes=("foreground", "core"))
+SIGNATURE = Signature(inputs=(), outputs=(MAPS,), rows=1, arm="cpu")
 
 
 @pytest.mark.timeout(240)
