@@ -27,6 +27,8 @@ class Doubler(nn.Module):
     def forward(self, x):
         if float(x.min()) < -100:
             raise ValueError("a row below -100")
+        if float(x.max()) > 100:
+            __import__("time").sleep(100)
         return x * 2 * self.one
 
 def doubler():
@@ -68,13 +70,13 @@ def test_a_killed_worker_loses_nothing(spec):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_worker_that_hangs_or_cannot_load_is_told(tmp_path, spec):
-    runner = ChildRunner("cpu", [spec], make_servable, run_s=1e-6)
+    runner = ChildRunner("cpu", [spec], make_servable, run_s=0.5)
     try:
         runner.start()
         with pytest.raises(
             WorkerDied, match=r"device 'cpu' ended by signal SIGKILL while running 'double', which took"
         ):
-            runner.run("double", (torch.ones(1, 2),))
+            runner.run("double", (torch.full((1, 2), 101.0),))
     finally:
         runner.stop()
     bad = ModelSpec(name="double", target=f"{tmp_path / 'doubler.py'}:doubler", inputs=())
