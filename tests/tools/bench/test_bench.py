@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,33 @@ def test_stdout_is_the_record_and_nothing_else(bench_run, record):
     assert told["status"] == "complete" and told["kind"] == "bench"
     assert told["verdict"]["exit_code"] == bench_run.done.returncode
     assert "process 2 of 2" in bench_run.done.stderr
+
+
+@pytest.mark.parametrize(
+    ("one_process_s", "quick", "told"),
+    [
+        (60.0, False, ["about 7 minutes to go; --quick gives a rougher answer in about one"]),
+        (60.0, True, ["about 7 minutes to go"]),
+        (5.0, False, []),
+    ],
+)
+def test_a_long_wait_is_announced_once_its_length_is_known(folder, monkeypatch, one_process_s, quick, told):
+    ticks = iter(range(100))
+    clock = types.SimpleNamespace(monotonic=lambda: one_process_s * next(ticks), time=time.time)
+    monkeypatch.setattr(run_module, "time", clock)
+    monkeypatch.setattr(run_module, "run_job", lambda job, **_: answers(job))
+    heard = []
+    given = config(arms=("cpu",), processes=8, gate=False, memory=False, quick=quick)
+    bench(given, lambda event: heard.append(event.text) if event.kind == "note" else None)
+    assert [text for text in heard if "to go" in text] == told
+
+
+def answers(job):
+    """What processes would answer that find a target and time nothing."""
+    if job["job"] == "describe":
+        return {"name": "x", "summary": "", "default_batch": 4, "num_parameters": 1, "has_convolutions": False,
+                "can_compile": False, "fast_bf16": False, "usable_cores": 2, "num_cuda": 0}  # fmt: skip
+    return {"measurements": [], "telemetry": [], "failures": [], "notes": {}}
 
 
 def test_a_record_is_complete_and_typed(record):

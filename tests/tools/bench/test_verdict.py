@@ -235,6 +235,19 @@ def test_the_arms_by_default_answer_how_much_faster_it_is_here(given, machine, a
     assert [a.name for a in plan.context] == context
 
 
+@pytest.mark.parametrize(
+    ("machine", "arms"),
+    [
+        ({}, ["cpu", "cpu:threads=1"]),
+        ({"has_convolutions": True}, ["cpu", "cpu:channels_last"]),
+        ({"has_convolutions": True, "num_cuda": 1}, ["cpu", "cuda"]),
+    ],
+)
+def test_a_quick_answer_sets_two_arms_against_each_other(machine, arms):
+    plan = make_plan(BenchConfig(target="x", quick=True, context=False), about(**machine))
+    assert [a.name for a in plan.arms] == arms and not plan.context
+
+
 def test_the_same_arm_twice_is_refused():
     with pytest.raises(UsageError, match=r"arm 'cpu:fp32' is given twice.*--self-test|arm 'cpu' is given twice"):
         make_plan(BenchConfig(target="x", arms=("cpu", "cpu:fp32")), about())

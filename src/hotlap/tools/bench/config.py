@@ -67,9 +67,9 @@ class BenchConfig:
     """Timed iterations of each arm in each process, at least."""
     seconds: float = 1.0
     """Timed seconds of each arm in each process, at least."""
-    max_seconds: float = 20.0
+    max_seconds: float = 10.0
     """Timed seconds of each arm in each process, at most; long steps get fewer iterations, and the record says so."""
-    warmup_seconds: float = 20.0
+    warmup_seconds: float = 10.0
     """Warm-up of each arm ends here even if its times are not steady."""
     min_effect: float = 0.01
     """Differences below this fraction are never named."""

@@ -56,6 +56,7 @@ def default_arms(about: Description, quick: bool) -> list[str]:
     """The tuned CPU against the GPU, or, without one, plain against tuned CPU settings; quickly, nothing is raced."""
     if about.num_cuda:
         return ["cpu" if quick else "cpu:tuned", "cuda"]
-    layout = ["cpu:channels_last"] if about.has_convolutions else []
+    if quick and about.has_convolutions:
+        return ["cpu", "cpu:channels_last"]
     single = ["cpu:threads=1"] if about.usable_cores > 1 else []
-    return ["cpu", *single, *(layout if quick else ["cpu:tuned"])]
+    return ["cpu", *single] if quick else ["cpu", *single, "cpu:tuned"]

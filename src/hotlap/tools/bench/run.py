@@ -136,12 +136,22 @@ class _Run:
             elif self.config.memory:
                 self._weigh(spec)
         for process in range(self.config.processes):
+            began = time.monotonic()
             self._time(process, self._going(self.arms), f"process {process + 1} of {self.config.processes}")
             self._save()
+            if process == 0:
+                self._say_how_long(time.monotonic() - began)
         for spec in self._going(self.context):
             self._time(0, [spec], f"context {spec.name}")
         if self.config.break_even and self.crosses:
             self._break_even()
+
+    def _say_how_long(self, one_process_s: float) -> None:
+        """Says it once where the wait is long, for nobody can tell eight processes from eighty."""
+        minutes = round(one_process_s * (self.config.processes - 1 + len(self.context)) / 60)
+        if minutes >= 2:
+            faster = "" if self.config.quick else "; --quick gives a rougher answer in about one"
+            self.emit(events.note(f"about {minutes} minutes to go{faster}"))
 
     # One unit of progress is one process.
     def _run(self, text: str, job: dict[str, Any]) -> Any:
