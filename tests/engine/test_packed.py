@@ -105,7 +105,7 @@ class Rows(torch.utils.data.Dataset):
 def test_a_worker_sends_small_batches_in_one_piece_and_large_ones_as_ever(width, in_one_piece):
     loader = TrainLoader(Rows(width), batch=3, seed=0, shuffle=False, settings=LoaderSettings(num_workers=1))
     for loaded, first in zip(loader.epoch(0), (0, 3), strict=True):
-        assert (loaded.memory is not None) == in_one_piece
+        assert (loaded.packed is not None) == in_one_piece
         assert loaded.batch["y"].tolist() == [first, first + 1, first + 2]
         assert loaded.batch["x"].eq(loaded.batch["y"][:, None]).all() and loaded.batch["x"].shape == (3, width)
 
@@ -114,7 +114,7 @@ def shares(number):
     for position in range(number):
         packed = pack({"image": torch.full((2, 3, 4, 4), float(position)), "label": torch.tensor([position, 7])})
         slots = {"num_samples": 2, "position": position, "offset": 0, "slots": (0, 1)}
-        yield Loaded(batch=packed.unpacked(), memory=packed.memory, **slots)
+        yield Loaded(batch=packed.unpacked(), packed=packed, **slots)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -125,7 +125,7 @@ def test_one_piece_is_placed_as_one(device, channels_last):
         image, label = loaded.batch["image"], loaded.batch["label"]
         assert image.device.type == label.device.type == device.type
         assert image.eq(position).all() and label.tolist() == [position, 7]
-        memory = loaded.memory.untyped_storage().data_ptr()
+        memory = loaded.packed.memory.untyped_storage().data_ptr()
         assert label.untyped_storage().data_ptr() == memory
         assert (image.untyped_storage().data_ptr() == memory) != channels_last
         assert image.is_contiguous(memory_format=torch.channels_last) == channels_last
@@ -140,7 +140,7 @@ def test_on_a_card_it_is_pinned_with_and_without_workers_and_nothing_waits():
         settings = LoaderSettings(num_workers=workers, pin_memory=True)
         loader = TrainLoader(Rows(5), batch=3, seed=0, shuffle=False, settings=settings, device=device)
         pinned = list(loader.epoch(0))
-        assert all(loaded.memory.is_pinned() and loaded.batch["x"].is_pinned() for loaded in pinned)
+        assert all(loaded.packed.memory.is_pinned() and loaded.batch["x"].is_pinned() for loaded in pinned)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hotlap.base.errors import ConfigError, DataError, UnknownName, did_you_mean
@@ -41,8 +40,8 @@ class Loaded:
     """Where in the global batch each sample stands; no more than offset, offset + 1, ... unless some were bad."""
     bad: tuple[Skipped, ...] = ()
     """Samples of this share that were left out."""
-    memory: Tensor | None = None
-    """Where the batch's tensors are all views of one [bytes] uint8, that one: it can be copied at once."""
+    packed: Packed | None = None
+    """The batch once more, where its tensors lie in one piece: that can be copied at once."""
 
 
 class TrainLoader:
@@ -203,10 +202,10 @@ class TrainLoader:
         raise_failure(facts, skip_bad=self._skip_bad)
         if facts.bad:
             self.bad_samples.update({bad.index: bad for bad in facts.bad if bad.index not in self.bad_samples})
-        is_packed = isinstance(batch, Packed)
+        packed = batch if isinstance(batch, Packed) else None
         return Loaded(
-            batch=batch.unpacked() if is_packed else batch,
-            memory=batch.memory if is_packed else None,
+            batch=batch if packed is None else packed.unpacked(),
+            packed=packed,
             num_samples=len(facts.slots),
             position=facts.ticket.position,
             offset=facts.ticket.offset,

@@ -6,14 +6,12 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError
 from hotlap.engine.loader import Loaded
-from hotlap.engine.packed import view_in
 from hotlap.measure.session import map_tensors
 
 
@@ -64,7 +62,7 @@ class DevicePrefetcher:
         except Exception as error:  # noqa: BLE001 - raised as it is once its turn comes
             self._end = error
             return
-        if self._stream is None or loaded.memory is not None:
+        if self._stream is None or loaded.packed is not None:
             self._ready.append((self._placed(loaded), None))
             return
         # The memory of earlier batches belongs to the copying stream and may be given to this one: whatever the
@@ -77,12 +75,16 @@ class DevicePrefetcher:
     def _placed(self, loaded: Loaded) -> Loaded:
         if self._device.type == "cpu" and not self._channels_last:
             return loaded
-        memory = loaded.memory if loaded.memory is None else loaded.memory.to(self._device, non_blocking=True)
-        batch = map_tensors(loaded.batch, partial(self._place, memory))
-        return dataclasses.replace(loaded, batch=batch, memory=memory)
+        if loaded.packed is None:
+            return dataclasses.replace(loaded, batch=map_tensors(loaded.batch, self._place))
+        packed = loaded.packed.to(self._device)
+        batch = packed.unpacked()
+        return dataclasses.replace(loaded, batch=map_tensors(batch, self._laid_out), packed=packed)
 
-    def _place(self, memory: Tensor | None, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(self._device, non_blocking=True) if memory is None else view_in(memory, tensor)
+    def _place(self, tensor: Tensor) -> Tensor:
+        return self._laid_out(tensor.to(self._device, non_blocking=True))
+
+    def _laid_out(self, tensor: Tensor) -> Tensor:
         if self._channels_last and tensor.ndim == 4 and tensor.is_floating_point():
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor
