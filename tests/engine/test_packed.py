@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from multiprocessing.reduction import ForkingPickler
-
 import pytest
 import torch
 
@@ -25,17 +22,15 @@ def texts():
     }
 
 
-def sent(batch):
-    """What a worker's message brings, as torch's queue pickles it."""
-    return pickle.loads(ForkingPickler.dumps(pack(batch))).unpacked()
-
-
 def same(got, want):
     return got.dtype == want.dtype and got.shape == want.shape and got.equal(want)
 
 
-def test_a_batch_arrives_as_it_was_sent():
-    got, want = sent(texts()), texts()
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_is_the_same_in_one_piece(shared):
+    packed, want = pack(texts(), shared=shared), texts()
+    got = packed.unpacked()
+    assert packed.memory.is_shared() == shared
     assert list(got) == list(want)
     assert all(same(got[name], want[name]) for name in want)
     assert len({tensor.untyped_storage().data_ptr() for tensor in got.values()}) == 1
@@ -44,12 +39,12 @@ def test_a_batch_arrives_as_it_was_sent():
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_and_a_tuple_stay_what_they_are(kind):
     want = kind([torch.rand(3, 2), torch.tensor([4, 5, 6])])
-    got = sent(want)
+    got = pack(want).unpacked()
     assert type(got) is kind and all(map(same, got, want))
 
 
 def test_each_tensor_is_aligned_and_its_own():
-    got = sent(texts())
+    got = pack(texts()).unpacked()
     first = got["tokens"].untyped_storage().data_ptr()
     assert all((tensor.data_ptr() - first) % ALIGNMENT == 0 for tensor in got.values() if tensor.numel())
     got["tokens"].fill_(-1)

@@ -1,8 +1,8 @@
 """A small batch in one piece on its way from a loader's worker to the device.
 
 torch hands every tensor of a worker over as a file of shared memory that is fetched through a socket: about half a
-millisecond of the trainer's own process for each, however small it is. Few bytes travel faster in the message itself,
-are pinned at once and copied to a card at once.
+millisecond of the trainer's own process for each, however small it is. In one piece they are one file, pinned at once
+and copied to a card at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from hotlap.workload import Batch
 
 SMALL_BYTES = 256 * 2**10
-"""Up to so many a message is faster; at a mebibyte shared memory is."""
+"""Up to so many, the calls around a copy cost more than the copy."""
 ALIGNMENT = 512
 """Bytes; as every tensor is aligned that has memory of its own on a card, since kernels are chosen by it."""
 
@@ -63,17 +63,9 @@ class Packed:
             tensors.append(typed[dtype].as_strided(shape, strides, start))
         return dict(zip(self.names, tensors, strict=True)) if self.kind is dict else self.kind(tensors)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.kind, self.names, self.pieces, bytearray(self.memory.numpy()))
 
-
-def _arrived(kind: type, names: tuple[Any, ...], pieces: tuple[Piece, ...], data: bytearray) -> Packed:
-    # In memory of torch's own: a message is aligned to a few bytes only, and sums may round by where they begin.
-    return Packed(kind=kind, names=names, pieces=pieces, memory=torch.frombuffer(data, dtype=torch.uint8).clone())
-
-
-def pack(batch: Batch) -> Packed | None:
-    """A flat dict, list or tuple of few bytes in one piece; None for any other batch."""
+def pack(batch: Batch, *, shared: bool = False) -> Packed | None:
+    """A flat dict, list or tuple of few bytes in one piece, in shared memory if asked; None for any other batch."""
     if type(batch) not in (dict, list, tuple):
         return None
     tensors = list(batch.values() if isinstance(batch, dict) else batch)
@@ -86,6 +78,8 @@ def pack(batch: Batch) -> Packed | None:
         starts.append(end)
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     memory = torch.zeros(end, dtype=torch.uint8)
+    if shared:
+        memory.share_memory_()
     for tensor, start in zip(tensors, starts, strict=True):
         memory[start : start + tensor.nbytes] = tensor.detach().reshape(-1).view(torch.uint8)
     pieces = tuple(

@@ -131,10 +131,11 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
             return None, _failed(ticket, f"putting {_names(ticket)} together", explain_death(error) or error, hint)
 
     def _shared(self, batch: Batch, facts: Facts) -> tuple[Batch | Packed, Facts]:
-        """The batch in one piece if it is small, else in shared memory. A queue that fails to send only prints why, and
-        the trainer would wait forever: whatever can fail on the way is tried here first."""
+        """The batch in shared memory, a small one in one piece. A queue that fails to send only prints why, and the
+        trainer would wait forever: whatever can fail on the way is tried here first."""
         try:
-            batch = pack(batch) or tree_map_only(Tensor, _share, batch)
+            packed = pack(batch, shared=True)
+            batch = tree_map_only(Tensor, _share, batch) if packed is None else packed
             if not self._sent_one:
                 pickle.dumps(tree_map_only(Tensor, lambda tensor: None, batch))
                 self._sent_one = True
