@@ -7,7 +7,6 @@ and copied to a card at once.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,7 +82,7 @@ def pack(batch: Batch, *, shared: bool = False) -> Packed | None:
     for tensor, start in zip(tensors, starts, strict=True):
         memory[start : start + tensor.nbytes] = tensor.detach().reshape(-1).view(torch.uint8)
     pieces = tuple(
-        Piece(tensor.dtype, tuple(tensor.shape), _strides(tensor.shape), start // tensor.itemsize)
+        Piece(tensor.dtype, tuple(tensor.shape), tensor.stride(), start // tensor.itemsize)
         for tensor, start in zip(tensors, starts, strict=True)
     )
     return Packed(kind=type(batch), names=tuple(batch) if type(batch) is dict else (), pieces=pieces, memory=memory)
@@ -98,7 +97,3 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_quantized or tensor.is_complex() or tensor.is_neg())
     )
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
