@@ -26,13 +26,15 @@ from typing import Any
 
 TARGETS = ("unet", "bilstm")
 SMALL: dict[str, dict[str, Any]] = {"unet": {"width": 8, "size": 64}, "bilstm": {"hidden": 64, "length": 32}}
-PAIRS = 20
+PAIRS = {"step": 180, "run": 50}
+TURNS_AN_EPOCH = 2
+SETTLE_SECONDS = 0.05
 CHUNK_SECONDS = 0.05
 ALLOWED = 0.02
 
 
-def num_pairs(device: str) -> int:
-    return PAIRS if device == "cuda" else PAIRS // 5
+def num_pairs(what: str, device: str) -> int:
+    return PAIRS[what] if device == "cuda" else PAIRS[what] // 5
 
 
 def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
@@ -72,8 +74,8 @@ def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool,
     return run
 
 
-def bare_epochs(workload: Any, device: str) -> Iterator[float]:
-    """Milliseconds a step of each epoch of a plain training with torch's own loader and two workers."""
+def bare_turns(workload: Any, device: str, num_steps: int) -> Iterator[float]:
+    """Milliseconds a step of each ``num_steps`` steps of a plain training with torch's own loader and two workers."""
     import torch
     from torch.utils._pytree import tree_map
     from torch.utils.data import DataLoader
@@ -87,23 +89,33 @@ def bare_epochs(workload: Any, device: str) -> Iterator[float]:
         pin_memory=device == "cuda", persistent_workers=True, collate_fn=workload.collate, drop_last=False,
     )  # fmt: skip
     gc.collect()  # tensors of the card that wait for it must not be collected by forked workers
+    began, done = time.perf_counter(), 0
     while True:
-        began = time.perf_counter()
         for batch in loader:
             placed = tree_map(lambda tensor: tensor.to(where, non_blocking=True), batch)
             optimizer.zero_grad(set_to_none=True)
             total, count = workload.loss(model, placed)
             (total / count).backward()
             optimizer.step()
-        _wait(device)
-        yield 1e3 * (time.perf_counter() - began) / len(loader)
+            done += 1
+            if done % num_steps == 0:
+                _wait(device)
+                yield 1e3 * (time.perf_counter() - began) / num_steps
+                began = _settled()
+
+
+def _settled() -> float:
+    """When the next turn begins: after the workers of both have read ahead, so that none reads in the other's turn."""
+    time.sleep(SETTLE_SECONDS)
+    return time.perf_counter()
 
 
 def train_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bool) -> list[tuple[float, float]]:
-    """Milliseconds a step of the engine and of a bare loop, epoch by epoch in turn, the first epoch of both apart.
+    """Milliseconds a step of the engine and of a bare loop, half an epoch at a time; the first epoch of both is apart.
 
-    The engine stops where it tells of its progress, which follows a wait for the device, and the bare loop runs an
-    epoch there. Both read with two workers, and both find batches waiting. The engine logs, the bare loop does not.
+    The engine stops where it tells of its progress, which follows a wait for the device, and the bare loop runs there:
+    engine, bare, bare, engine, and so on, so that each goes first as often. Both read with two workers, and both find
+    batches waiting. The engine logs at the end of its turn, the bare loop does not.
     """
     import torch
 
@@ -112,28 +124,32 @@ def train_in_turn(target: str, device: str, options: dict[str, Any], *, graph: b
     from hotlap.targets import load_target
 
     workload = load_target(target, options)
-    bare = bare_epochs(workload, device)
     length = -(-len(workload.train_data()) // workload.default_batch)  # type: ignore[arg-type]
-    pairs: list[tuple[float, float]] = []
+    turn = max(1, length // TURNS_AN_EPOCH)
+    bare = bare_turns(workload, device, turn)
+    engine_ms: list[float] = []
+    bare_ms: list[float] = []
     resumed = 0.0
 
     def heard(event: Any) -> None:
         nonlocal resumed
-        if event.kind == "advance" and event.done % length == 0:
-            mine = 1e3 * (time.perf_counter() - resumed) / length
-            pairs.append((mine, next(bare)))
-            resumed = time.perf_counter()
+        if event.kind != "advance":
+            return
+        engine_ms.append(1e3 * (time.perf_counter() - resumed) / turn)
+        if len(engine_ms) % 2:
+            bare_ms.extend((next(bare), next(bare)))
+        resumed = _settled()
 
     config = TrainConfig(
-        target=target, workload=options, epochs=10_000, steps=(num_pairs(device) + 1) * length, log_every=length,
-        workers=2, eval_every=0, device=device, graph=graph,
+        target=target, workload=options, epochs=10_000, steps=(num_pairs("run", device) + TURNS_AN_EPOCH) * turn,
+        log_every=turn, workers=2, eval_every=0, device=device, graph=graph,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(workload, config, Path(folder), torch.device(device), emit=heard)
-        trainer._evaluate = lambda: None  # type: ignore[method-assign]
+        trainer._evaluate = lambda: True  # type: ignore[method-assign]
         trainer._save = lambda score=None: None  # type: ignore[method-assign]
         trainer.run()
-    return pairs[1:]
+    return list(zip(engine_ms, bare_ms, strict=True))[TURNS_AN_EPOCH:]
 
 
 def step_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bool) -> list[tuple[float, float]]:
@@ -142,7 +158,7 @@ def step_in_turn(target: str, device: str, options: dict[str, Any], *, graph: bo
     bare(5), engine(5)
     iterations = max(1, min(300, math.ceil(1e3 * CHUNK_SECONDS / min(bare(1), engine(1), bare(1)))))
     pairs = []
-    for number in range(9 * num_pairs(device)):
+    for number in range(num_pairs("step", device)):
         if number % 2:
             first = engine(iterations)
             pairs.append((first, bare(iterations)))

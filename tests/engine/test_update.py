@@ -88,6 +88,61 @@ def test_an_update_that_fails_anywhere_ends_as_if_it_had_not(kind, scaled):
         assert_same(found, calm)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "fused", "sgd"])
+def test_an_update_whose_copies_are_kept_is_undone_as_exactly(kind):
+    data = batches(7, size=4, dtype=torch.float32)
+
+    def run(memory):
+        model = torch.nn.Linear(8, 4, bias=False)
+        model.load_state_dict({"weight": torch.full((4, 8), 0.1)})
+        train(model, data, memory=memory, optimizer=OPTIMIZERS[kind](model.parameters()))
+        return weights(model)
+
+    recorder = Recorder()
+    calm = run(recorder)
+    for number in recorder.in_update[-2 * len(recorder.in_update) // 7 :]:
+        memory = FailingOperations({number})
+        assert_same(run(memory), calm)
+        assert memory.num_failures == 1
+
+
+class MadeInUpdates(FailingOperations):
+    """Counts the tensors that each update's copies are made in."""
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.num_made = [0]
+
+    def _run(self, func, args, kwargs):
+        if "Undo.__init__" in functions_at_work():
+            self.num_made[-1] += func is torch.ops.aten.empty_like.default
+        return super()._run(func, args, kwargs)
+
+
+def made(step, data, **given):
+    """How many tensors the copies of each of these steps are made in."""
+    with MadeInUpdates(**given) as memory:
+        for batch in data:
+            step(batch)
+            memory.num_made.append(0)
+    return memory.num_made[:-1]
+
+
+def test_on_the_cpu_copies_are_made_once_and_again_after_memory_ran_out():
+    model = model_of()
+    step = ExactStep(model, sgd(model, lr=0.1), masked_loss)
+    one, *rest = made(step, batches(7))
+    assert one > 0 and rest == [one] * 3 + [0] * 3  # three updates are young, and the fourth one's copies stay
+    assert made(step, batches(5), inside="ExactStep._pass") == [one] * 4 + [0]
+
+
+def test_copies_are_not_kept_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr("hotlap.engine.update.memory_available", lambda: 100)
+    model = model_of()
+    step = ExactStep(model, sgd(model, lr=0.1), masked_loss)
+    assert 0 not in made(step, batches(6))
+
+
 def test_a_step_that_overflows_is_skipped_and_halves_the_scale():
     model = model_of("plain", torch.float32)
     before = weights(model)

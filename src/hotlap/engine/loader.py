@@ -18,6 +18,7 @@ from hotlap.device.host_random import derived_seed
 from hotlap.device.seed import generator
 from hotlap.engine.loader_death import explain_death
 from hotlap.engine.loader_settings import LoaderSettings as LoaderSettings
+from hotlap.engine.packed import Packed
 from hotlap.engine.samples import BatchReader, Facts, Skipped, Ticket, raise_failure
 from hotlap.workload import Batch
 
@@ -39,6 +40,8 @@ class Loaded:
     """Where in the global batch each sample stands; no more than offset, offset + 1, ... unless some were bad."""
     bad: tuple[Skipped, ...] = ()
     """Samples of this share that were left out."""
+    packed: Packed | None = None
+    """The batch once more, where its tensors lie in one piece: that can be copied at once."""
 
 
 class TrainLoader:
@@ -71,7 +74,9 @@ class TrainLoader:
         self.bad_samples: dict[int, Skipped] = {}
         """Every sample left out so far, once, by its index."""
         self._skip_bad = on_bad_sample == "skip"
-        self._reader = BatchReader(data, seed=seed, collate=collate, skip_bad=self._skip_bad)
+        self._reader = BatchReader(
+            data, seed=seed, collate=collate, skip_bad=self._skip_bad, is_pinned=self.settings.pin_memory
+        )
         self._read_on = read_on
         self._tickets = _Tickets()
         self._loader: DataLoader | None = None
@@ -193,11 +198,14 @@ class TrainLoader:
         for later in itertools.count(epoch + 1):
             yield from self._cut(later, 0)
 
-    def _loaded(self, batch: Batch, facts: Facts) -> Loaded:
+    def _loaded(self, batch: Batch | Packed, facts: Facts) -> Loaded:
         raise_failure(facts, skip_bad=self._skip_bad)
-        self.bad_samples.update({bad.index: bad for bad in facts.bad if bad.index not in self.bad_samples})
+        if facts.bad:
+            self.bad_samples.update({bad.index: bad for bad in facts.bad if bad.index not in self.bad_samples})
+        packed = batch if isinstance(batch, Packed) else None
         return Loaded(
-            batch=batch,
+            batch=batch if packed is None else packed.unpacked(),
+            packed=packed,
             num_samples=len(facts.slots),
             position=facts.ticket.position,
             offset=facts.ticket.offset,

@@ -25,7 +25,8 @@ class DevicePrefetcher:
     """The same batches in the same order, each on ``device``, with up to ``depth`` further ones on their way.
 
     On a card the copies go through a stream of their own, and the consumer's stream, not the host, waits for them. They
-    overlap with its work only from pinned memory. On the CPU nothing is copied and nothing is read ahead.
+    overlap with its work only from pinned memory. A small batch in one piece is one copy in the consumer's own stream,
+    which takes less of the host than handing it from stream to stream. On the CPU nothing is copied or read ahead.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class DevicePrefetcher:
         except Exception as error:  # noqa: BLE001 - raised as it is once its turn comes
             self._end = error
             return
-        if self._stream is None:
+        if self._stream is None or loaded.packed is not None:
             self._ready.append((self._placed(loaded), None))
             return
         # The memory of earlier batches belongs to the copying stream and may be given to this one: whatever the
@@ -72,11 +73,18 @@ class DevicePrefetcher:
             self._ready.append((placed, self._stream.record_event()))
 
     def _placed(self, loaded: Loaded) -> Loaded:
-        moves = self._device.type != "cpu" or self._channels_last
-        return dataclasses.replace(loaded, batch=map_tensors(loaded.batch, self._place)) if moves else loaded
+        if self._device.type == "cpu" and not self._channels_last:
+            return loaded
+        if loaded.packed is None:
+            return dataclasses.replace(loaded, batch=map_tensors(loaded.batch, self._place))
+        packed = loaded.packed.to(self._device)
+        batch = packed.unpacked()
+        return dataclasses.replace(loaded, batch=map_tensors(batch, self._laid_out), packed=packed)
 
     def _place(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(self._device, non_blocking=True)
+        return self._laid_out(tensor.to(self._device, non_blocking=True))
+
+    def _laid_out(self, tensor: Tensor) -> Tensor:
         if self._channels_last and tensor.ndim == 4 and tensor.is_floating_point():
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 from hotlap.base.errors import DataError, HotlapError
 from hotlap.device.host_random import HostRandom, derived_seed, kept_host_random, seed_host
 from hotlap.engine.loader_death import explain_death
+from hotlap.engine.packed import Packed, pack
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.workload import BadSample, Batch
 
@@ -61,17 +62,28 @@ class Facts:
 class BatchReader(Dataset[tuple[Batch, Facts]]):
     """Batches by ticket. What it raises would lose its shape between processes, so failures are part of the answer."""
 
-    def __init__(self, data: Any, *, seed: int, collate: Callable[[list[Any]], Batch], skip_bad: bool) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        seed: int,
+        collate: Callable[[list[Any]], Batch],
+        skip_bad: bool,
+        is_pinned: bool = False,
+    ) -> None:
+        """``is_pinned``: batches are put into pinned memory next, which small ones are at once if in one piece."""
         self.data, self.seed, self.collate, self.skip_bad = data, seed, collate, skip_bad
+        self.is_pinned = is_pinned
         self._sent_one = False
         self._takes_many = hasattr(data, "__getitems__")
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Batch, Facts]:
+    def __getitem__(self, ticket: Ticket) -> tuple[Batch | Packed, Facts]:
         if get_worker_info() is not None:
             with torch.no_grad():
                 return self._shared(*self._read(ticket))
         with _as_in_a_worker(), torch.no_grad():
-            return self._read(ticket)
+            batch, facts = self._read(ticket)
+            return (pack(batch) if self.is_pinned else None) or batch, facts
 
     def _read(self, ticket: Ticket) -> tuple[Batch, Facts]:
         at_once = self._at_once(ticket) if self._takes_many and ticket.indices else None
@@ -118,11 +130,12 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
             hint = "Samples must fit one another, or collate must make them fit"
             return None, _failed(ticket, f"putting {_names(ticket)} together", explain_death(error) or error, hint)
 
-    def _shared(self, batch: Batch, facts: Facts) -> tuple[Batch, Facts]:
-        """The batch in shared memory. A queue that fails to send only prints why, and the trainer would wait forever:
-        whatever can fail on the way is tried here first."""
+    def _shared(self, batch: Batch, facts: Facts) -> tuple[Batch | Packed, Facts]:
+        """The batch in shared memory, a small one in one piece. A queue that fails to send only prints why, and the
+        trainer would wait forever: whatever can fail on the way is tried here first."""
         try:
-            batch = tree_map_only(Tensor, _share, batch)
+            packed = pack(batch, shared=True)
+            batch = tree_map_only(Tensor, _share, batch) if packed is None else packed
             if not self._sent_one:
                 pickle.dumps(tree_map_only(Tensor, lambda tensor: None, batch))
                 self._sent_one = True

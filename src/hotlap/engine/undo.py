@@ -63,11 +63,7 @@ class StepStart:
     def _remember_buffers(self) -> None:
         self._buffers = [module._buffers.get(name) for module, name in self._slots]
         present = self._present()
-        fits = len(self._copies) == len(present) and all(
-            c.shape == b.shape and c.dtype == b.dtype and c.device == b.device
-            for c, b in zip(self._copies, present, strict=True)
-        )
-        if not fits:
+        if not _fit(self._copies, present):
             self._copies = [torch.empty_like(b) for b in present]
         copy_all(self._copies, present)
 
@@ -96,7 +92,8 @@ def _scaler_tensors(scaler: torch.amp.GradScaler | None) -> list[Tensor]:
 class Undo:
     """A copy of everything an optimizer step writes, on the device while there is room, else in host memory."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, on_host: bool = False) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, on_host: bool = False, room: Sequence[Tensor] = ()) -> None:
+        """``room`` is the ``copies`` of an earlier one that is needed no more; they are written over if they fit."""
         self._optimizer = optimizer
         self._states = {owner: dict(state) for owner, state in optimizer.state.items()}
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -104,7 +101,10 @@ class Undo:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         written = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
         self._targets = [local_part(tensor) for tensor in written]
-        self._copies = _copied(self._targets, on_host)
+        if not _fit(room, self._targets):
+            room = _made(self._targets, on_host)
+        self.copies: Sequence[Tensor] = room
+        copy_all(room, self._targets)
 
     def _written(self) -> list[tuple[dict[str, Any], str, Any]]:
         places = (*self._states.values(), *self._groups)
@@ -112,7 +112,7 @@ class Undo:
 
     def back(self) -> None:
         """Puts everything back; state that the failed step created is forgotten. May be done twice."""
-        copy_all(self._targets, self._copies)
+        copy_all(self._targets, self.copies)
         for place, name, value in self._values:
             place[name] = copy.deepcopy(value)
         self._optimizer.state.clear()
@@ -121,7 +121,13 @@ class Undo:
             group.update(saved)
 
 
-def _copied(tensors: Sequence[Tensor], on_host: bool) -> list[Tensor]:
+def _fit(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    return len(copies) == len(tensors) and all(
+        c.shape == t.shape and c.dtype == t.dtype and c.device == t.device for c, t in zip(copies, tensors, strict=True)
+    )
+
+
+def _made(tensors: Sequence[Tensor], on_host: bool) -> list[Tensor]:
     copies: list[Tensor] = []
     try:
         copies = [torch.empty_like(t, device="cpu" if on_host else None) for t in tensors]
@@ -131,7 +137,6 @@ def _copied(tensors: Sequence[Tensor], on_host: bool) -> list[Tensor]:
     if len(copies) < len(tensors):
         torch.cuda.empty_cache()
         copies = [torch.empty_like(t, device="cpu") for t in tensors]
-    copy_all(copies, tensors)
     return copies
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from hotlap.base.errors import OutOfMemory
+from hotlap.device.host import memory_available
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.undo import Undo, first_line, release_memory
 
@@ -17,6 +19,8 @@ ATTEMPTS = 3
 """As it is; with the allocator's cache emptied and the copies on the host; one parameter at a time."""
 LOOK_EVERY = 16
 """Updates between looks at how much of the allocator's memory is free."""
+KEPT_SHARE = 1 / 8
+"""Of the host's free memory: on the CPU, copies of no more than this are kept from update to update."""
 
 
 class StepLost(OutOfMemory):
@@ -44,10 +48,12 @@ class Update:
         self._young, self._watched = 0, 0
         self._roomy = False
         self._aside_bytes = 0
+        self._keeps = False
+        self._room: Sequence[Tensor] = ()
 
     def be_careful(self) -> None:
-        """The next few updates can be undone, whatever the allocator holds."""
-        self._young = 0
+        """The next few updates can be undone, whatever the allocator holds; copies are not kept meanwhile."""
+        self._young, self._keeps, self._room = 0, False, ()
 
     def set_aside(self, num_bytes: int) -> None:
         """So much of what the allocator calls free is not: recordings of passes keep it for themselves."""
@@ -62,7 +68,7 @@ class Update:
         for attempt in range(ATTEMPTS):
             undo = None
             try:
-                undo = Undo(self.optimizer, on_host=attempt > 0) if may_fail else None
+                undo = Undo(self.optimizer, on_host=attempt > 0, room=self._room) if may_fail else None
                 self._step()
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -70,6 +76,7 @@ class Update:
                 what = first_line(error)
             else:
                 self._update_scale()
+                self._keep(undo)
                 return
             if not may_fail:
                 raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
@@ -84,6 +91,16 @@ class Update:
             f"memory ran out in the optimizer step of {type(self.optimizer).__name__}: {what}",
             remedy="What would help: an optimizer with less state (SGD), --fsdp over several devices, a smaller model",
         )
+
+    def _keep(self, undo: Undo | None) -> None:
+        """On the CPU, where every update is copied: writing over the last copies takes a third of making new ones."""
+        if undo is None or self._device.type != "cpu":
+            return
+        if self._young == FIRST_STEPS + 1:
+            free = memory_available()
+            self._keeps = free is not None and sum(copy.nbytes for copy in undo.copies) <= KEPT_SHARE * free
+        if self._keeps:
+            self._room = undo.copies
 
     def _step(self) -> None:
         if self.scaler is None:
