@@ -6,7 +6,7 @@ The model only sleeps, as a card would compute: launching a batch takes ``--laun
 computed one after the other in ``--batch-s`` each, however many rows they have, and copying the outputs takes
 ``--copy-ms`` more. All the rest is real: HTTP, queue, shared memory and processes. Its own rate is rows / batch-s; the
 service's is counted from the first to the last of the counted answers, which come a batch at a time. ``--size`` makes
-pictures, and what goes through shared memory, larger. With ``--profile`` the ten dearest functions of the door's loop
+pictures, and what goes through shared memory, larger. With ``--profile`` the dearest functions of the door's loop
 are printed.
 """
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from benchmarks.serve_client import Client
@@ -106,7 +107,14 @@ def serve(given: argparse.Namespace) -> None:
         desk=ProcessDesks(given.desks, specs, Sleeper) if given.desks else None,
     )
     app = create_app(service, AppSettings(), lambda: print("Ready", flush=True))
-    server = uvicorn.Server(uvicorn.Config(app, port=given.port, log_level="warning"))
+
+    class Quiet(uvicorn.Server):
+        """Ends without passing the signal on, so that the profile can be printed."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.should_exit = True
+
+    server = Quiet(uvicorn.Config(app, port=given.port, log_level="warning"))
     if not given.profile:
         server.run()
         return
@@ -115,7 +123,7 @@ def serve(given: argparse.Namespace) -> None:
 
     profile = cProfile.Profile()
     profile.runcall(server.run)
-    pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(10)
+    pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(25)
 
 
 async def load(given: argparse.Namespace) -> list[float]:
