@@ -39,11 +39,12 @@ def _numbered_runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:  # [
     from hotlap.kernels.instances.cpu_regions import number_kernel, runs_kernel
 
     mask = np.ascontiguousarray(mask)
+    eights = mask.ravel()[: mask.size // 8 * 8].view(np.uint64)
     runs = np.empty((RUNS, 3), np.int32)
-    count = runs_kernel(mask, runs)
+    count = runs_kernel(mask, eights, runs)
     if count > RUNS:
         runs = np.empty((count, 3), np.int32)
-        runs_kernel(mask, runs)
+        runs_kernel(mask, eights, runs)
     numbers = np.empty(count, np.int32)
     return runs[:count], numbers, int(number_kernel(runs[:count], numbers))
 
@@ -93,7 +94,7 @@ def _distances(mask: np.ndarray, runs: np.ndarray) -> np.ndarray:  # [H, W] floa
         mask = np.pad(mask, 1)
         return np.ascontiguousarray(_distances(mask, _numbered_runs(mask)[0])[1:-1, 1:-1])
     away = np.zeros(mask.shape, np.float32)
-    distance_kernel(mask, runs, away)
+    distance_kernel(runs, away)
     return away
 
 

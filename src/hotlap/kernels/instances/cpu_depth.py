@@ -15,30 +15,30 @@ NOWHERE = 1 << 29
 
 
 @njit(**FAST)
-def _columns(mask, away):
-    """Fills in how far the nearest background of each pixel's column is."""
-    height, width = mask.shape
-    for x in range(width):
-        away[0, x] = NOWHERE if mask[0, x] else 0
-    for y in range(1, height):
-        for x in range(width):
-            away[y, x] = away[y - 1, x] + 1 if mask[y, x] else 0
-    for y in range(height - 2, -1, -1):
-        for x in range(width):
-            other = away[y + 1, x] + 1
+def _columns(runs, away):
+    """Fills in how far the nearest background in its column is from each pixel of the runs; elsewhere it is 0."""
+    height = away.shape[0]
+    for n in range(runs.shape[0]):
+        y = runs[n, 0]
+        for x in range(runs[n, 1], runs[n, 2]):
+            away[y, x] = away[y - 1, x] + 1 if y else NOWHERE
+    for n in range(runs.shape[0] - 1, -1, -1):
+        y = runs[n, 0]
+        for x in range(runs[n, 1], runs[n, 2]):
+            other = away[y + 1, x] + 1 if y + 1 < height else NOWHERE
             away[y, x] = other if other < away[y, x] else away[y, x]
 
 
 @njit(**FAST)
-def distance_kernel(mask, runs, out):
-    """Fills in the distance to the nearest background, pixel by pixel of the runs; the mask must have some.
+def distance_kernel(runs, out):
+    """Fills in the distance to the nearest background for each pixel of the runs, which may not be all of the picture.
 
     Along a run the lower envelope of the parabolas over its columns is followed (Meijster's way, in whole numbers). The
     background at a run's ends hides all that lies beyond.
     """
-    height, width = mask.shape
-    away = np.empty((height, width), np.int32)
-    _columns(mask, away)
+    width = out.shape[1]
+    away = np.zeros(out.shape, np.int32)
+    _columns(runs, away)
     at, tips, since = np.empty(width, np.int64), np.empty(width, np.int64), np.empty(width, np.int64)
     for n in range(runs.shape[0]):
         y, first, last = runs[n, 0], max(runs[n, 1] - 1, 0), min(runs[n, 2], width - 1)

@@ -33,9 +33,11 @@ def sides_kernel(labels, heights, sides, levels):
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
+            if label == 0:
+                continue
             for n in range(2):
                 to_y, to_x = y + n, x + 1 - n
-                if label == 0 or to_y >= height or to_x >= width:
+                if to_y >= height or to_x >= width:
                     continue
                 other = labels[to_y, to_x]
                 if other == 0 or other == label:
@@ -62,12 +64,15 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
             parent[max(a, b)] = min(a, b)
             tops[min(a, b)] = max(tops[a], tops[b])
+    changed = False
     for label in range(num + 1):
         parent[label] = parent[parent[label]]  # a lower number's root is known by now
+        changed |= parent[label] != label
+    if not changed:
+        return
     for y in range(height):
         for x in range(width):
-            if labels[y, x] != 0:
-                labels[y, x] = parent[labels[y, x]]
+            labels[y, x] = parent[labels[y, x]]
 
 
 @njit(**FAST)
