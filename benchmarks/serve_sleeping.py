@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -196,8 +198,10 @@ def main() -> None:
     if given.profile:
         print(found["said"])
     if given.out:
-        with open(given.out, "w") as file:
-            json.dump({"settings": vars(given), **found}, file)
+        from hotlap.records.environment import capture
+
+        environment = dataclasses.asdict(capture())
+        Path(given.out).write_text(json.dumps({"settings": vars(given), "environment": environment, **found}) + "\n")
 
 
 if __name__ == "__main__":
