@@ -5,8 +5,8 @@
 The model only sleeps, as a card would compute: launching a batch takes ``--launch-ms`` of its process, batches are
 computed one after the other in ``--batch-s`` each, however many rows they have, and copying the outputs takes
 ``--copy-ms`` more. All the rest is real: HTTP, queue, shared memory and processes. Its own rate is rows / batch-s; the
-service's is counted from the first to the last of the counted answers, which come a batch at a time. ``--size`` makes
-pictures, and what goes through shared memory, larger. With ``--profile`` the dearest functions of the door's loop
+service's is counted over whole batches, whose answers come together. ``--size`` makes pictures, and what goes through
+shared memory, larger. With ``--profile`` the dearest functions of the door's loop
 are printed.
 """
 
@@ -162,8 +162,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             started.terminate()
             started.wait(60)
             said = os.pread(log.fileno(), 1 << 20, 0).decode()
-    # The answers of a batch come together: those of the first are where the count begins.
-    rate = (len(came) - given.rows) / (came[-1] - came[given.rows - 1])
+    # The answers of a batch come together: from the first of one to the first of another are whole batches.
+    firsts = [n for n in range(1, len(came)) if came[n] - came[n - 1] > given.batch_s / 4]
+    rate = (firsts[-1] - firsts[0]) / (came[firsts[-1]] - came[firsts[0]])
     own = given.rows / given.batch_s
     return {"own_images_per_s": own, "images_per_s": rate, "share": rate / own, "watched": watched, "said": said}
 
