@@ -121,6 +121,13 @@ def tallest_kernel(picture, runs, numbers, tops):
 
 
 @njit(**FAST)
+def _clear(line):
+    """Makes each value 0; a slice that is assigned to would take seconds to compile."""
+    for x in range(line.size):
+        line[x] = 0
+
+
+@njit(**FAST)
 def _raise(line, other):
     """Makes each value the larger of itself and the other's."""
     for x in range(line.size):
@@ -162,17 +169,16 @@ def around_kernel(picture, reach, out):
     ends, begun = np.empty((size + 1, width), picture.dtype), np.empty(width, picture.dtype)
     line, spare = np.zeros(width + 2 * right, picture.dtype), np.empty(width + 2 * right, picture.dtype)
     for block in range(-down, height - down, size):
-        ends[size] = 0
+        _clear(ends[size])
         for n in range(size - 1, -1, -1):
-            ends[n] = ends[n + 1]
-            if 0 <= block + n < height:
-                _raise(ends[n], picture[block + n])
-        begun[:] = 0
+            inside = 0 <= block + n < height
+            _larger(ends[n + 1], picture[block + n] if inside else ends[n + 1], ends[n])
+        _clear(begun)
         for n in range(min(size, height - down - block)):
             if n and block + size + n - 1 < height:
                 _raise(begun, picture[block + size + n - 1])
-            line[:right] = 0
-            line[right + width :] = 0
+            _clear(line[:right])
+            _clear(line[right + width :])
             _larger(begun, ends[n], line[right : right + width])
             _along(line, spare, right, out[block + n + down])
 

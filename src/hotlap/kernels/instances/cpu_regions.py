@@ -79,7 +79,8 @@ def number_kernel(runs, numbers):
 def fill_kernel(runs, numbers, labels):
     """Writes each run's number into its pixels."""
     for n in range(runs.shape[0]):
-        labels[runs[n, 0], runs[n, 1] : runs[n, 2]] = numbers[n]
+        for x in range(runs[n, 1], runs[n, 2]):
+            labels[runs[n, 0], x] = numbers[n]
 
 
 @njit(**FAST)
