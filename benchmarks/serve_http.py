@@ -7,7 +7,8 @@ the same from host memory to host memory; ``hotlap``, ``hotlap serve``; ``litser
 model and finishing, where it is installed. Pictures are drawn from a seed, 1024x1024. The network is trained on drawn
 cells for a few seconds first: fresh weights would find noise, and finishing noise takes another time than finishing
 objects. Several processes of clients send pictures over kept connections and ask again when they are answered. A
-service must first find the objects that the model finds by itself, or no rate of it is printed.
+service must first find the objects that the model finds by itself, or no rate of it is printed. Beside a rate stands
+what explains it: cores in use by the service's processes, seconds of each step and rows of batches, all while counted.
 
 Needed beside torch, numpy, scipy, pillow and numba: fastapi, uvicorn, httptools, python-multipart, pydantic; for the
 other arm litserve and pyzmq. They may lie in a folder on PYTHONPATH, put there by ``pip install --target``.
@@ -18,9 +19,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -29,11 +30,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve_client import Client
+from benchmarks.serve_client import WARM_S, Client
+from benchmarks.serve_watch import Moment, between, explain, look
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a service's worker; for every arm, before torch is imported
 NUM_PICTURES = 12
@@ -147,9 +150,24 @@ def _summary(answer: dict[str, Any]) -> dict[str, float]:
     return {"objects": len(objects), "area": sum(one["metrics"]["area"] for one in objects), "points": points}
 
 
+@dataclass(frozen=True)
+class Running:
+    """A service, and how it is asked."""
+
+    pid: int
+    port: int
+    path: str
+    form: str = ""
+    """The field that pictures are sent in; '' sends them as the body."""
+    has_metrics: bool = False
+
+    def look(self) -> Moment:
+        return look(self.pid, self.port if self.has_metrics else None)
+
+
 @contextlib.contextmanager
-def process(command: list[str], until: str = "") -> Iterator[str]:
-    """A service in a process of its own, once it has said ``until``; gives all that it said by then."""
+def process(command: list[str], until: str = "") -> Iterator[tuple[int, str]]:
+    """A service in a process of its own, once it has said ``until``; gives its id and all that it said by then."""
     with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up and stop the service
         started = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
         try:
@@ -157,7 +175,7 @@ def process(command: list[str], until: str = "") -> Iterator[str]:
                 if started.poll() is not None:
                     raise SystemExit(f"{command[:5]} ended with: {heard[-2000:]}")
                 time.sleep(0.1)
-            yield heard
+            yield started.pid, heard
         finally:
             started.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -167,30 +185,30 @@ def process(command: list[str], until: str = "") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def hotlap_serve(given: argparse.Namespace, weights: Path) -> Iterator[tuple[int, str, str]]:
+def hotlap_serve(given: argparse.Namespace, weights: Path) -> Iterator[Running]:
     command = [sys.executable, "-m", "hotlap", "serve", "model=cells", "--weights", f"model={weights}"]
     command += ["--port", "0", "--device", given.device, "--batch", str(given.rows), "--desks", str(given.desks)]
     command += ["--queue-rows", str(8 * given.clients), "--deadline-s", "120", "--no-tuned"]
     command += ["--jobs", str(weights.with_name("jobs.sqlite")), *(["--arm", given.arm] if given.arm else [])]
     command += [f"--set=workload.{key}={value}" for key, value in _options(given).items()]
-    with process(command, "Ready:") as heard:
+    with process(command, "Ready:") as (pid, heard):
         found = re.search(r"127\.0\.0\.1:(\d+)", heard)
         assert found is not None
-        yield int(found[1]), "/api/v1/segment?model=model", ""
+        yield Running(pid, int(found[1]), "/api/v1/segment?model=model", has_metrics=True)
 
 
 @contextlib.contextmanager
-def lit_serve(given: argparse.Namespace, weights: Path) -> Iterator[tuple[int, str, str]]:
+def lit_serve(given: argparse.Namespace, weights: Path) -> Iterator[Running]:
     names = ("model", "size", "width", "device", "rows", "arm", "lit_workers")
     settings = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
     command = [sys.executable, "-m", "benchmarks.serve_http", "--as-litserve", str(given.port), *settings]
-    with process([*command, "--weights", str(weights)]):
-        yield given.port, "/predict", "picture"
+    with process([*command, "--weights", str(weights)]) as (pid, _):
+        yield Running(pid, given.port, "/predict", "picture")
 
 
-async def first_answer(port: int, path: str, form: str, picture: bytes) -> dict[str, Any]:
+async def first_answer(asked: Running, picture: bytes) -> dict[str, Any]:
     """What the service finds in the first picture, asked until it listens; loading may take a while."""
-    client, until = Client(port, path, form), time.perf_counter() + 180
+    client, until = Client(asked.port, asked.path, asked.form), time.perf_counter() + 180
     while True:
         try:
             await client.open()
@@ -202,10 +220,10 @@ async def first_answer(port: int, path: str, form: str, picture: bytes) -> dict[
             await asyncio.sleep(0.2)
 
 
-def load(given: argparse.Namespace, port: int, path: str, form: str, folder: Path) -> dict[str, Any]:
-    """Rate and latencies under clients of several processes, begun together."""
+def load(given: argparse.Namespace, asked: Running, folder: Path) -> dict[str, Any]:
+    """Rate and latencies under clients of several processes, begun together, and what the service did meanwhile."""
     each = [str(given.clients // given.client_processes)] * given.client_processes
-    base = [sys.executable, "-m", "benchmarks.serve_client", str(port), path, form]
+    base = [sys.executable, "-m", "benchmarks.serve_client", str(asked.port), asked.path, asked.form]
     started = [
         subprocess.Popen([*base, n, str(given.seconds), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for n in each
@@ -215,11 +233,16 @@ def load(given: argparse.Namespace, port: int, path: str, form: str, folder: Pat
         assert one.stdin is not None
         one.stdin.write(b"\n")
         one.stdin.flush()
+    time.sleep(WARM_S)
+    before = asked.look()
+    time.sleep(given.seconds)
+    watched = between(before, asked.look())
     found = [json.loads(one.communicate(timeout=given.seconds + 120)[0]) for one in started]
     latencies = sorted(ms for one in found for ms in one["latencies_ms"])
     bad = sum(n for one in found for status, n in one["statuses"].items() if status != "200")
     at = {f"p{q}_ms": latencies[min(len(latencies) - 1, q * len(latencies) // 100)] for q in (50, 95, 99)}
-    return {"images_per_s": len(latencies) / given.seconds, "failures": bad, **at, "latencies_ms": latencies}
+    rate = {"images_per_s": len(latencies) / given.seconds, "failures": bad, **at}
+    return {**rate, "watched": watched, "latencies_ms": latencies}
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -235,9 +258,9 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         services.pop("litserve")
     arms: dict[str, Any] = {}
     for name, start in services.items():
-        with start(given, weights) as (port, path, form):
-            answer = asyncio.run(first_answer(port, path, form, pictures[0]))
-            arms[name] = {"answer": answer, **load(given, port, path, form, folder)}
+        with start(given, weights) as asked:
+            answer = asyncio.run(first_answer(asked, pictures[0]))
+            arms[name] = {"answer": answer, **load(given, asked, folder)}
     return {"trained": trained, "alone": alone, "arms": arms}
 
 
@@ -245,13 +268,6 @@ def _has_litserve() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("litserve") is not None
-
-
-def about() -> dict[str, Any]:
-    import torch
-
-    card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
-    return {"torch": torch.__version__, "card": card, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def agrees(answer: dict[str, Any], want: dict[str, float]) -> bool:
@@ -274,6 +290,8 @@ def show(found: dict[str, Any]) -> None:
         print(
             f"{name:9} {rate:8.1f} images/s, {100 * rate / own:5.1f}% of resident, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
         )
+        for line in explain(arm["watched"]):
+            print(f"          {line}")
 
 
 def parse() -> argparse.Namespace:
@@ -302,6 +320,8 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    from hotlap.records.environment import capture
+
     given = parse()
     if given.as_litserve:
         from benchmarks.serve_litserve import run_litserve
@@ -313,8 +333,9 @@ def main() -> None:
         found = measure(given, Path(folder))
     show(found)
     if given.out:
+        environment = dataclasses.asdict(capture())
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
-        given.out.write_text(json.dumps({"settings": settings, "machine": about(), **found}) + "\n")
+        given.out.write_text(json.dumps({"settings": settings, "environment": environment, **found}) + "\n")
 
 
 if __name__ == "__main__":

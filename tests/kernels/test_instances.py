@@ -1,4 +1,4 @@
-"""Regions, watershed, rings, hulls and sums: the compiled functions against the plain ones, and both against facts."""
+"""Regions, depth, watershed, rings, hulls, sums: the compiled functions against the plain ones, both against facts."""
 
 from __future__ import annotations
 
@@ -31,6 +31,44 @@ def test_regions_match_the_reference(case):
     want, num_want = op.regions(mask, impl="reference")
     assert num == num_want
     np.testing.assert_array_equal(got, want)
+
+
+def thick(labels):
+    """The same picture with each pixel nine times as large, a mask with depth."""
+    return np.kron(labels > 0, np.ones((9, 9), bool))
+
+
+@each_case
+@pytest.mark.parametrize("enlarge", [False, True])
+def test_depths_are_those_of_the_reference(case, enlarge):
+    mask = thick(case.make()) if enlarge else case.make() > 0
+    got, want = op.depth(mask, impl="cpu"), op.depth(mask, impl="reference")
+    assert got.dtype == want.dtype == np.float32
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(3, 200), (200, 3), (90, 120)])
+def test_depths_where_whole_rows_and_columns_have_no_background(shape):
+    mask = np.ones(shape, bool)
+    mask[shape[0] // 2, shape[1] // 3] = False
+    np.testing.assert_array_equal(op.depth(mask, impl="cpu"), op.depth(mask, impl="reference"))
+
+
+@each_impl
+def test_each_disc_is_deepest_in_its_middle(impl):
+    y, x = np.mgrid[:40, :70]
+    mask = (np.hypot(y - 20, x - 18) <= 14) | (np.hypot(y - 20, x - 48) <= 16.5)
+    got = op.depth(mask, impl=impl)
+    assert got[20, 18] == got[20, 48] == 1.0, "the top of a hill, however high"
+    assert got[20, 10] < 0.2 and got[20, 32] < 0.05, "half way down, and where they meet"
+    assert not got[~mask].any() and got[mask].all()
+
+
+@each_impl
+def test_a_picture_without_background_is_deepest_in_its_middle(impl):
+    got = op.depth(np.ones((21, 31), bool), impl=impl)
+    assert got[10, 15] == 1.0 and got[0].max() < 0.1 and got[:, -1].max() < 0.1
+    np.testing.assert_array_equal(got, got[::-1, ::-1])
 
 
 @each_case
@@ -162,6 +200,8 @@ def test_wrong_shapes_and_values_are_named():
         op.watershed(picture, np.zeros((3, 5), np.int32), picture > 0)
     with pytest.raises(ShapeError, match=r"mask is \[2, 4, 5\]"):
         op.regions(np.zeros((2, 4, 5), bool))
+    with pytest.raises(ShapeError, match=r"mask is \[20\]"):
+        op.depth(np.zeros(20, bool))
     with pytest.raises(ShapeError, match="levels are float64"):
         op.watershed(picture.astype(float), picture.astype(np.int32), picture > 0)
     with pytest.raises(ConfigError, match=r"tolerance = -1"):
@@ -174,6 +214,14 @@ def test_without_numba_the_choice_says_why(monkeypatch):
     assert choice.impl == "reference" and choice.against == {"cpu": "numba is not installed"}
     with pytest.raises(KernelUnavailable, match=r"impl='cpu' cannot run here .*numba is not installed"):
         op.regions(blobs(8, 8, 1) > 0, impl="cpu")
+
+
+def test_more_runs_than_expected(monkeypatch):
+    mask = np.random.default_rng(0).random((24, 31)) < 0.6
+    monkeypatch.setattr(cpu, "RUNS", 5)
+    for name in ("depth", "regions"):
+        got, want = (getattr(op, name)(mask, impl=impl) for impl in ("cpu", "reference"))
+        np.testing.assert_array_equal(got[0], want[0])
 
 
 def test_more_places_where_labels_meet_than_expected(monkeypatch):

@@ -13,6 +13,7 @@ from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import read_pictures
 from hotlap.measure.servable import ModelSpec
+from hotlap.segment import instances
 from hotlap.segment.heads import HEADS
 from hotlap.segment.nets import build_head, build_net
 from hotlap.segment.network import load_predictor
@@ -168,3 +169,12 @@ def test_a_unet_with_weights_of_one_map_finds_objects(tmp_path):
     assert servable.answers(loaded.signature) == "objects"
     answer, _ = ask(servable, loaded, as_file(np.zeros((30, 40), np.uint8)))
     assert (answer["width"], answer["height"]) == (40, 30) and "objects" in answer
+
+
+def test_a_warm_service_has_compiled_what_every_head_needs(monkeypatch):
+    asked = []
+    steps = instances.depth, instances.merge
+    for step in steps:
+        monkeypatch.setattr(instances, step.__name__, lambda *a, run=step: asked.append(run.__name__) or run(*a))
+    SegmentServable(ModelSpec(name="m", target="cells")).warm_up()
+    assert set(asked) == {"depth", "merge"}

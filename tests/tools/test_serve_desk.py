@@ -14,7 +14,7 @@ import torch
 from hotlap.base.errors import ConfigError, DataError
 from hotlap.measure.servable import ModelSpec, Signature, TensorSpec
 from hotlap.tools.serve import ServeConfig
-from hotlap.tools.serve.desk import LocalDesk, ProcessDesks
+from hotlap.tools.serve.desk import NICER, LocalDesk, ProcessDesks
 from hotlap.tools.serve.plan import make_servable, plan_desks
 
 Image = pytest.importorskip("PIL.Image")
@@ -35,6 +35,8 @@ def test_a_desk_answers_as_this_process_does_and_outlives_a_kill():
         assert torch.equal(got.rows[0], want.rows[0]) and got.facts == want.facts
         with pytest.raises(DataError, match=r"'b\.png' cannot be read"):
             desks.decode("cells", b"no picture", {"filename": "b.png"}, SIGNATURE)
+        pid = desks.pids()[0]
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICER)
         maps = torch.rand(1, 2, 64, 64, generator=torch.Generator().manual_seed(0))
         os.kill(desks.pids()[0], signal.SIGKILL)
         answer = desks.finish("cells", (maps,), got.facts, {})

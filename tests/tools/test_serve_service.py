@@ -213,6 +213,34 @@ def test_metrics_are_text_that_prometheus_reads(serve):
     assert 'hotlap_requests_total{ended="ok",model="double"} 1' in text
     assert 'hotlap_queue_rows{model="double"} 0' in text
     assert "# TYPE hotlap_request_seconds histogram" in text
+    for once in ("decode_seconds", "finish_seconds"):
+        assert f'hotlap_{once}_count{{model="double"}} 1' in text
+    assert 'hotlap_desk_wait_seconds_count{model="double"} 2' in text
+
+
+def test_seconds_at_a_desk_are_counted_apart_from_the_wait_for_it(no_hang):
+    now = [100.0]
+
+    class SlowDesk(LocalDesk):
+        def decode(self, *arguments):
+            now[0] += 3.0
+            return super().decode(*arguments)
+
+        def finish(self, *arguments):
+            now[0] += 5.0
+            raise EnvironmentUnusable("no pen")
+
+    servables = {"double": FakeServable()}
+    settings = ServiceSettings(max_delay_s=0.0)
+    service = Service(servables, [FakeRunner()], settings, desk=SlowDesk(servables), clock=lambda: now[0])
+    service.start()
+    assert service.wait_until_ready(10)
+    with pytest.raises(EnvironmentUnusable, match="no pen"):
+        asyncio.run(service.answer("double", b"1"))
+    service.drain(5)
+    mean = service.counters.mean
+    assert mean("decode_seconds") == 3.0 and mean("finish_seconds") == 5.0, "that of a failure, too"
+    assert mean("desk_wait_seconds") == 0.0
 
 
 def test_nothing_of_a_request_stays_when_it_is_answered(serve):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -182,6 +183,24 @@ def test_the_next_batch_is_with_the_device_before_the_first_comes_back():
     house.runner.answer()
     assert house.worker.land() and house.worker.land()
     assert [answers(one) for one in tickets] == [[2], [4], [6], [8]]
+
+
+def test_a_device_has_a_batch_waiting_while_it_computes_and_another_is_on_its_way(no_hang):
+    house = House(FlyingRunner(), batch_rows=1)
+    tickets = house.join(*(ticket(i) for i in range(1, 6)))
+    house.worker.start()
+    for already in range(3):
+        until = time.monotonic() + 10
+        while len(house.runner.asked) < 3 and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert len(house.runner.asked) == 3, f"three at a time, after {already} were answered"
+        house.runner.answer()
+    house.line.close()
+    house.runner.answer()
+    house.runner.answer()
+    assert house.worker.join(10)
+    assert [answers(one) for one in tickets] == [[2], [4], [6], [8], [10]]
 
 
 def test_all_that_was_with_a_device_outlives_it_and_is_tried_one_by_one():

@@ -94,7 +94,8 @@ def _read_other(content: bytes, most_pixels: int) -> np.ndarray:
         samples = read_png16(content)
         return samples[..., : 1 if samples.shape[2] < 3 else 3]
     image.load()
-    return _samples(ImageOps.exif_transpose(image))
+    ImageOps.exif_transpose(image, in_place=True)  # of most pictures a plain copy would be made
+    return _samples(image)
 
 
 def _opened(content: bytes, most_pixels: int) -> Any:
@@ -129,7 +130,7 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
     if image.mode not in _MODES:
         raise ValueError(f"its colours are {image.mode}, not grey or RGB")
     samples = np.atleast_3d(np.asarray(image))[..., : _MODES[image.mode]]
-    return samples.astype(samples.dtype.newbyteorder("="))
+    return samples.astype(samples.dtype.newbyteorder("="), copy=False)
 
 
 def _read_tiff(content: bytes, path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
@@ -189,7 +190,7 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
     most about half a million samples, evenly spread.
     """
     step = max(1, int(np.sqrt(pixels.size / 500_000)))
-    floor, ceiling = _percentiles(pixels[::step, ::step], (low, high))
+    floor, ceiling = _percentiles(_spread(pixels, step), (low, high))
     if ceiling <= floor:
         floor, ceiling = float(pixels.min()), float(pixels.max())
     stretch = 255.0 / (ceiling - floor) if ceiling > floor else 0.0
@@ -202,20 +203,35 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
     return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
 
 
+def _spread(pixels: np.ndarray, step: int) -> np.ndarray:  # [H, W, C]
+    """Every ``step``-th pixel of every ``step``-th row; copied pixel by pixel, a third of the time of all samples."""
+    whole = np.ascontiguousarray(pixels).view(np.dtype((np.void, pixels.itemsize * pixels.shape[2])))
+    return whole[::step, ::step].copy().view(pixels.dtype)
+
+
 def _percentiles(samples: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     """Those of numpy; samples of few values are counted, which takes a tenth of the time of putting them in order."""
     if samples.dtype not in (np.uint8, np.uint16):
         return np.percentile(samples, shares)
-    reached = np.cumsum(np.bincount(samples.ravel()))
+    reached = np.cumsum(_counts(samples) if samples.dtype == np.uint8 else np.bincount(samples.ravel()))
     places = np.asarray(shares) / 100 * (samples.size - 1)
     below = np.floor(places)
     pair = np.searchsorted(reached, [below, np.minimum(below + 1, samples.size - 1)], side="right")
     return np.array([np.quantile(ends, between) for ends, between in zip(pair.T, places - below, strict=True)])
 
 
+def _counts(samples: np.ndarray) -> np.ndarray:  # uint8 -> [256]
+    """How often each byte occurs: pairs of them are counted, and both of a pair are told apart afterwards."""
+    flat = samples.ravel()
+    pairs = np.bincount(flat[: flat.size // 2 * 2].view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    last = np.bincount(flat[flat.size // 2 * 2 :], minlength=256)
+    return np.asarray(pairs.sum(0) + pairs.sum(1) + last)
+
+
 def _looked_up(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Each byte's entry of a table, three times as fast as by indexing."""
-    return np.frombuffer(bytearray(pixels.tobytes().translate(table.tobytes())), np.uint8).reshape(pixels.shape)
+    made = bytearray(np.ascontiguousarray(pixels).data.cast("B")).translate(table.tobytes())
+    return np.frombuffer(made, np.uint8).reshape(pixels.shape)
 
 
 def _stretched(values: np.ndarray, floor: float, stretch: float) -> np.ndarray:  # uint8

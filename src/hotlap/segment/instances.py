@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
-from hotlap.kernels.instances.op import grade, merge, regions, renumber, watershed
+from hotlap.kernels.instances.op import depth, grade, merge, regions, renumber, watershed
 from hotlap.segment.heads import BOUNDARY, CORE, FOREGROUND, KNOWN_MAPS
 
 
@@ -75,21 +75,7 @@ def _heights(maps: np.ndarray, names: tuple[str, ...], config: SplitConfig) -> n
         return maps[names.index(CORE)]
     if BOUNDARY in names:
         return maps[names.index(FOREGROUND)] - maps[names.index(BOUNDARY)]
-    return _depth(maps[names.index(FOREGROUND)] >= config.threshold)
-
-
-def _depth(mask: np.ndarray) -> np.ndarray:
-    """The distance to the background, smoothed, as a share of the greatest within its reach: 1 on each hill's top."""
-    from scipy import ndimage
-
-    depth = ndimage.gaussian_filter(ndimage.distance_transform_edt(mask).astype(np.float32), 1.0)
-    labels, num = regions(mask)
-    tallest = ndimage.maximum(depth, labels, np.arange(num + 1)) if num else np.zeros(1)
-    reach = 2 * int(np.median(tallest[1:])) + 1 if num else 1
-    around = ndimage.maximum_filter(depth, size=reach)
-    share = np.divide(depth, around, out=np.zeros_like(depth), where=mask)
-    # The power leaves only what is within a tenth of the highest point around above one half.
-    return np.where(mask, share**8, 0)
+    return depth(maps[names.index(FOREGROUND)] >= config.threshold)
 
 
 def _with_the_rest(mask: np.ndarray, labels: np.ndarray, num_seeds: int) -> np.ndarray:

@@ -12,6 +12,13 @@ SIDES = 1 << 15
 """Sides where labels meet that there is room for at first; where there are more, they are gone through again."""
 
 
+RUNS = 1 << 16
+"""Runs of a mask that there is room for at first; where there are more, they are gone through again."""
+_AWAY = np.exp(-0.5 * np.arange(-4, 5) ** 2)
+WEIGHTS = (_AWAY / _AWAY.sum())[4:]
+"""A Gaussian of one pixel: its middle, and 1 to 4 pixels away."""
+
+
 def why_not() -> str:
     """Why this implementation cannot run here; '' if it can."""
     return "" if find_spec("numba") is not None else "numba is not installed"
@@ -19,18 +26,35 @@ def why_not() -> str:
 
 def regions(mask: np.ndarray) -> tuple[np.ndarray, int]:
     """Numbered regions; ``regions_ref`` says how."""
-    from hotlap.kernels.instances.cpu_kernels import regions_kernel
+    from hotlap.kernels.instances.cpu_regions import fill_kernel
 
-    labels = np.empty(mask.shape, np.int32)
-    return labels, int(regions_kernel(np.ascontiguousarray(mask), labels))
+    labels = np.zeros(mask.shape, np.int32)
+    runs, numbers, num = _numbered_runs(mask)
+    fill_kernel(runs, numbers, labels)
+    return labels, num
+
+
+def _numbered_runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:  # [H, W] bool -> [R, 3], [R] int32
+    """The runs along a mask's rows, which region each is of, and how many regions there are."""
+    from hotlap.kernels.instances.cpu_regions import number_kernel, runs_kernel
+
+    mask = np.ascontiguousarray(mask)
+    eights = mask.ravel()[: mask.size // 8 * 8].view(np.uint64)
+    runs = np.empty((RUNS, 3), np.int32)
+    count = runs_kernel(mask, eights, runs)
+    if count > RUNS:
+        runs = np.empty((count, 3), np.int32)
+        runs_kernel(mask, eights, runs)
+    numbers = np.empty(count, np.int32)
+    return runs[:count], numbers, int(number_kernel(runs[:count], numbers))
 
 
 def watershed(levels: np.ndarray, seeds: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Grown seeds; ``watershed_ref`` says how."""
-    from hotlap.kernels.instances.cpu_kernels import watershed_kernel
+    from hotlap.kernels.instances.cpu_regions import watershed_kernel
 
-    labels = np.array(seeds, np.int32, order="C")
-    watershed_kernel(np.ascontiguousarray(levels), np.ascontiguousarray(mask), labels)
+    labels, mask = np.array(seeds, np.int32, order="C"), np.ascontiguousarray(mask)
+    watershed_kernel(np.ascontiguousarray(levels), mask, *_numbered_runs(mask | (labels != 0)), labels)
     return labels
 
 
@@ -43,6 +67,35 @@ def grade(foreground: np.ndarray, heights: np.ndarray, threshold: float, seed_th
     given = [np.ascontiguousarray(picture, np.float32) for picture in (foreground, heights)]
     grade_kernel(*given, np.float32(threshold), np.float32(seed_threshold), *made)
     return made
+
+
+def depth(mask: np.ndarray) -> np.ndarray:
+    """Shares of the depth around; ``depth_ref`` says how."""
+    from hotlap.kernels.instances import cpu_depth as kernels
+
+    mask = np.ascontiguousarray(mask)
+    runs, numbers, num = _numbered_runs(mask)
+    shares = np.zeros(mask.shape, np.float32)
+    if not num:
+        return shares
+    smooth, around, tops = np.zeros_like(shares), np.empty_like(shares), np.zeros(num, np.float32)
+    kernels.smooth_kernel(_distances(mask, runs), mask.any(1), WEIGHTS, smooth)
+    kernels.tallest_kernel(smooth, runs, numbers, tops)
+    kernels.around_kernel(smooth, int(np.median(tops)), around)
+    kernels.share_kernel(smooth, around, runs, shares)
+    return shares
+
+
+def _distances(mask: np.ndarray, runs: np.ndarray) -> np.ndarray:  # [H, W] float32
+    """How far the nearest background is; where there is none, how far the outside."""
+    from hotlap.kernels.instances.cpu_depth import distance_kernel
+
+    if mask.all():
+        mask = np.pad(mask, 1)
+        return np.ascontiguousarray(_distances(mask, _numbered_runs(mask)[0])[1:-1, 1:-1])
+    away = np.zeros(mask.shape, np.float32)
+    distance_kernel(runs, away)
+    return away
 
 
 def merge(labels: np.ndarray, heights: np.ndarray, share: float) -> np.ndarray:

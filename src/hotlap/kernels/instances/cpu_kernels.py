@@ -2,115 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy"}
-NUM_LEVELS = 256
+from hotlap.kernels.instances.cpu_regions import FAST, root_of
+
 FAR = 1 << 40
 """Farther than any coordinate."""
-
-
-@njit(**FAST)
-def _root(parent, place):
-    while parent[place] != place:
-        parent[place] = parent[parent[place]]
-        place = parent[place]
-    return place
-
-
-@njit(**FAST)
-def regions_kernel(mask, labels):
-    """Numbers the 4-connected regions of ``mask`` in the order of their first pixels; how many there are."""
-    height, width = mask.shape
-    parent = np.empty((height * width + 1) // 2 + 1, np.int32)  # no two new regions start side by side
-    num = 0
-    for y in range(height):
-        for x in range(width):
-            if not mask[y, x]:
-                labels[y, x] = 0
-                continue
-            above = labels[y - 1, x] if y else 0
-            before = labels[y, x - 1] if x else 0
-            if above and before:
-                a, b = _root(parent, above), _root(parent, before)
-                parent[max(a, b)] = min(a, b)
-                labels[y, x] = min(a, b)
-            elif above or before:
-                labels[y, x] = above + before
-            else:
-                num += 1
-                parent[num] = num
-                labels[y, x] = num
-    final = np.zeros(num + 1, np.int32)
-    count = 0
-    for n in range(1, num + 1):
-        root = _root(parent, n)
-        if root == n:
-            count += 1
-            final[n] = count
-        else:
-            final[n] = final[root]
-    for y in range(height):
-        for x in range(width):
-            labels[y, x] = final[labels[y, x]]
-    return count
-
-
-@njit(**FAST)
-def _queue(following, first, last, level, place):
-    """Puts a place at the end of its level's list."""
-    if first[level] < 0:
-        first[level] = place
-    else:
-        following[last[level]] = place
-    last[level] = place
-    following[place] = -1
-
-
-@njit(**FAST)
-def watershed_kernel(levels, mask, labels):
-    """Grows the seeds in ``labels`` over ``mask``, lowest level first and of equal levels in order of arrival.
-
-    One list of waiting pixels for each level takes the place of a heap. A seed's pixel with nothing to grow into beside
-    it will never have any, and does not wait.
-    """
-    height, width = levels.shape
-    following = np.empty(height * width, np.int32)
-    first, last = np.full(NUM_LEVELS, -1, np.int32), np.full(NUM_LEVELS, -1, np.int32)
-    lowest = NUM_LEVELS
-    steps_y, steps_x = (-1, 0, 0, 1), (0, -1, 1, 0)
-    for y in range(height):
-        for x in range(width):
-            if labels[y, x] == 0:
-                continue
-            grows = y > 0 and labels[y - 1, x] == 0 and mask[y - 1, x]
-            grows |= x > 0 and labels[y, x - 1] == 0 and mask[y, x - 1]
-            grows |= x < width - 1 and labels[y, x + 1] == 0 and mask[y, x + 1]
-            grows |= y < height - 1 and labels[y + 1, x] == 0 and mask[y + 1, x]
-            if grows:
-                level = levels[y, x]
-                _queue(following, first, last, level, y * width + x)
-                lowest = min(lowest, level)
-    while lowest < NUM_LEVELS:
-        here = first[lowest]
-        if here < 0:
-            lowest += 1
-            continue
-        first[lowest] = following[here]
-        y, x = here // width, here % width
-        for n in range(4):
-            to_y, to_x = y + steps_y[n], x + steps_x[n]
-            if to_y < 0 or to_x < 0 or to_y >= height or to_x >= width:
-                continue
-            if labels[to_y, to_x] != 0 or not mask[to_y, to_x]:
-                continue
-            labels[to_y, to_x] = labels[y, x]
-            level = levels[to_y, to_x]
-            _queue(following, first, last, level, to_y * width + to_x)
-            lowest = min(lowest, level)
 
 
 @njit(**FAST)
@@ -135,9 +33,11 @@ def sides_kernel(labels, heights, sides, levels):
     for y in range(height):
         for x in range(width):
             label = labels[y, x]
+            if label == 0:
+                continue
             for n in range(2):
                 to_y, to_x = y + n, x + 1 - n
-                if label == 0 or to_y >= height or to_x >= width:
+                if to_y >= height or to_x >= width:
                     continue
                 other = labels[to_y, to_x]
                 if other == 0 or other == label:
@@ -160,16 +60,19 @@ def merge_kernel(labels, heights, num, sides, levels, order, share):
             if label != 0 and heights[y, x] > tops[label]:
                 tops[label] = heights[y, x]
     for n in order:
-        a, b = _root(parent, sides[n, 0]), _root(parent, sides[n, 1])
+        a, b = root_of(parent, sides[n, 0]), root_of(parent, sides[n, 1])
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
             parent[max(a, b)] = min(a, b)
             tops[min(a, b)] = max(tops[a], tops[b])
+    changed = False
     for label in range(num + 1):
         parent[label] = parent[parent[label]]  # a lower number's root is known by now
+        changed |= parent[label] != label
+    if not changed:
+        return
     for y in range(height):
         for x in range(width):
-            if labels[y, x] != 0:
-                labels[y, x] = parent[labels[y, x]]
+            labels[y, x] = parent[labels[y, x]]
 
 
 @njit(**FAST)

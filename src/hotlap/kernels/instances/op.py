@@ -1,4 +1,4 @@
-"""The steps from maps to instances and their outlines: regions, watershed, rings, simplification, hulls, sums."""
+"""The steps from maps to instances and their outlines: regions, depth, watershed, rings, hulls, sums."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def regions(mask: np.ndarray, *, impl: str = "auto") -> tuple[np.ndarray, int]: 
     _need_picture("mask", mask, mask.shape)
     mask = np.asarray(mask, bool)
     return cpu.regions(mask) if choose_impl(impl).impl == "cpu" else reference.regions_ref(mask)
+
+
+def depth(mask: np.ndarray, *, impl: str = "auto") -> np.ndarray:  # [H, W] bool -> [H, W] float32
+    """How deep each pixel of a mask lies, as the eighth power of its share of the greatest depth around.
+
+    1 on the top of each hill, 0 outside the mask. Depth is the distance to the nearest background, blurred by a pixel.
+    """
+    _need_picture("mask", mask, mask.shape)
+    mask = np.asarray(mask, bool)
+    return cpu.depth(mask) if choose_impl(impl).impl == "cpu" else reference.depth_ref(mask)
 
 
 def grade(

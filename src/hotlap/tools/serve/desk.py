@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,10 @@ from hotlap.tools.serve.runner import MakeServable, told_error
 
 ATTEMPTS = 2
 """Desks that a picture may see die; then it is taken to be the cause, and refused."""
+NICER = 5
+"""How much desks stand back where cores are short: a card is idle while the process that feeds it waits for a core."""
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Read by libraries when they are loaded; desks are as many as there are cores for."""
 START_S = 600.0
 """How long a desk may take to get ready: the first one on a machine compiles."""
 Options = Mapping[str, Any]
@@ -174,6 +179,8 @@ class _Process:
 
 def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     """The process: gets ready, says so, then answers until the pipe closes."""
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    os.nice(NICER)
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first

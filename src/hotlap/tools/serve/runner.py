@@ -23,6 +23,9 @@ from hotlap.measure.servable import Loaded, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.passing import receive, send
 
 MakeServable = Callable[[ModelSpec], Servable]
+COPYING = 4
+"""Threads that put a card's batches together. Each of a copy's threads must get a core before it is done, and all cores
+but a few belong to the desks."""
 
 
 class Runner(Protocol):
@@ -236,6 +239,7 @@ def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> Loca
 
     if device.startswith("cuda"):
         torch.cuda.set_device(torch.device(device).index or 0)
+        torch.set_num_threads(min(COPYING, torch.get_num_threads()))
     return LocalRunner(device, {spec.name: make(spec) for spec in specs})
 
 

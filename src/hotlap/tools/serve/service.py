@@ -178,11 +178,11 @@ class Service:
         self.servable(model)
         signature, marks = self.signature(model), [self._clock()]
         async with self._request(model, deadline_s) as deadline:
-            decoded: Decoded = await self._aside(self._desk.decode, model, body, options, signature)
+            decoded: Decoded = await self._aside("decode", model, body, options, signature)
             marks.append(self._clock())
             out = await self._through(model, decoded.rows, deadline)
             marks.append(self._clock())
-            said: bytes | FileAnswer = await self._aside(self._desk.finish, model, out, decoded.facts, options)
+            said: bytes | FileAnswer = await self._aside("finish", model, out, decoded.facts, options)
             marks.append(self._clock())
         parts = zip(("decode", "model", "finish"), marks, marks[1:], strict=False)
         return said, {**{name: end - begin for name, begin, end in parts}, "all": marks[-1] - marks[0]}
@@ -193,8 +193,19 @@ class Service:
         async with self._request(model, deadline_s) as deadline:
             return await self._through(model, rows, deadline)
 
-    async def _aside(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+    async def _aside(self, what: str, model: str, *arguments: Any) -> Any:
+        """What a desk gives that is asked to decode or to finish, in a thread of the pool."""
+        loop, asked = asyncio.get_running_loop(), self._clock()
+        return await loop.run_in_executor(self._pool, self._at_desk, what, asked, model, *arguments)
+
+    def _at_desk(self, what: str, asked: float, model: str, *arguments: Any) -> Any:
+        work: Callable[..., Any] = self._desk.decode if what == "decode" else self._desk.finish
+        began = self._clock()
+        self.counters.observe("desk_wait_seconds", began - asked, model=model)
+        try:
+            return work(model, *arguments)
+        finally:
+            self.counters.observe(f"{what}_seconds", self._clock() - began, model=model)
 
     @contextlib.asynccontextmanager
     async def _request(self, model: str, deadline_s: float | None) -> AsyncIterator[float]:

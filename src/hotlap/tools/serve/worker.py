@@ -21,8 +21,12 @@ ATTEMPTS = 2
 """Workers that a request may see die; then it is taken to be the cause, and refused."""
 STARTS = 3
 """Starts in a row that may fail before a device is given up."""
-IN_FLIGHT = 2
-"""Batches with a device at a time: one that it computes, and one that is on its way there or back."""
+IN_FLIGHT = 3
+"""Batches with a device at a time: one that it computes, one that waits on it, and one on its way there or back.
+
+With two, nothing waits on a device from the end of a batch until its outputs were copied out, the door heard of them,
+and the next batch was sent, put together and launched; it is idle where that takes longer than computing does.
+"""
 
 
 @dataclass
