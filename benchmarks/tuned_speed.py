@@ -194,9 +194,10 @@ def tell_choice(speeds: Speeds, group: str) -> None:
     for row in ran:
         cell = Cell(row["arm"], row["batch"], row["env"])
         print(f"  {1000 * statistics.median(row['ms_a_sample']):9.1f} us a sample  {cell}", flush=True)
-    missing = len(GROUPS[group].cells) + len(GROUPS[group].baselines) - len(rows)
-    if missing:
-        print(f"  {missing} not tried yet", flush=True)
+    tried = {Cell(row["arm"], row["batch"], row["env"]) for row in rows}
+    for cell in (*GROUPS[group].baselines, *GROUPS[group].cells):
+        if cell not in tried:
+            print(f"  not tried yet          {cell}", flush=True)
 
 
 def main() -> None:
