@@ -59,6 +59,7 @@ def test_advice_is_ranked_and_each_piece_names_its_arm_and_command(tmp_path):
     assert last.command == "hotlap bench unet --mode train --batch 8 --arms cuda,cuda:channels_last"
     assert last.saved_ms == pytest.approx(0.06), "a tenth of 0.6 ms; no layout change was seen"
     assert last.gain == pytest.approx(1 / 0.94)
+    assert "memory format" not in last.why and last.basis == "10% of it is assumed."
 
 
 def test_a_larger_batch_is_an_arm_like_the_others(tmp_path):
