@@ -21,7 +21,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,34 +89,51 @@ class Speeds:
         job = job_of(group, "trial", arm=cell.arm, batch=cell.batch, tail=0)
         job |= {"seconds": SECONDS, "warmup_seconds": WARMUP_SECONDS}
         found = self._run(job, cell, nursery)
-        row = {**key, "seconds": time.monotonic() - began, **found}
-        if row.get("trial"):
-            row["trial"] = encode(decode(Trial, row["trial"]))
-            row["ms_a_sample"] = [ms / cell.batch for ms in row["trial"]["wall_ms"]]
+        row: dict[str, Any] = {**key, "seconds": time.monotonic() - began}
+        if "answer" in found:
+            trial = decode(Trial, found["answer"])
+            row |= {"trial": encode(trial), "ms_a_sample": [ms / cell.batch for ms in trial.wall_ms]}
+        else:
+            row |= found
         self.trials.append(row)
         self.save()
         told = row.get("why") or f"{statistics.median(row['trial']['wall_ms']):.3f} ms a step"
         print(f"  {group} round {number}: {cell}: {told} ({row['seconds']:.0f} s)", flush=True)
         return row
 
-    def is_right(self, group: str, cell: Cell, nursery: Starter) -> bool:
-        """Whether the numeric gate passes a cell's arm; judged once."""
-        name = f"{group} {numeric_class(cell.arm)} {cell.env}".strip()
-        if name not in self.gates:
-            job = job_of(group, "gate", arms=[numeric_class(cell.arm)], batch=GATE_BATCH, steps=GATE_STEPS)
-            found = self._run(job, cell, nursery)
-            gates = decode(Gates, found["trial"]) if "trial" in found else Gates()
-            why = found.get("why") or "; ".join(one.what for one in gates.failures)
-            self.gates[name] = encode(gates.gates[0]) if gates.gates else {"passed": False, "why": why}
-            self.save()
-            print(f"  gate {name}: {'passed' if self.gates[name]['passed'] else 'RED: ' + why}", flush=True)
-        return bool(self.gates[name]["passed"])
+    def judge(self, group: str, cells: Sequence[Cell], nursery: Starter) -> None:
+        """Puts cells' arms to the numeric gate, each once: several in one process, since the reference is dear."""
+        for env in ENVIRONMENTS:
+            found = {numeric_class(cell.arm): cell for cell in cells if cell.env == env}
+            arms = [arm for arm in found if gate_name(group, arm, env) not in self.gates]
+            if arms and not self._judge_together(group, arms, found[arms[-1]], nursery):
+                for arm in arms:  # one of them took the others with it
+                    self._judge_together(group, [arm], found[arm], nursery)
+
+    def _judge_together(self, group: str, arms: list[str], cell: Cell, nursery: Starter) -> bool:
+        job = job_of(group, "gate", arms=arms, batch=GATE_BATCH, steps=GATE_STEPS)
+        found = self._run(job, cell, nursery)
+        if "why" in found and len(arms) > 1:
+            return False
+        gates = decode(Gates, found["answer"]) if "answer" in found else Gates()
+        failed = {one.arm: one.what for one in gates.failures}
+        judged = {gate.arm: encode(gate) for gate in gates.gates}
+        for arm in arms:
+            red = {"passed": False, "why": failed.get(arm) or found.get("why", "not judged")}
+            name = gate_name(group, arm, cell.env)
+            self.gates[name] = gate = judged.get(arm) or red
+            print(f"  gate {name}: {'passed' if gate['passed'] else 'RED: ' + str(gate.get('why'))}", flush=True)
+        self.save()
+        return True
+
+    def is_right(self, group: str, cell: Cell) -> bool:
+        return bool(self.gates[gate_name(group, numeric_class(cell.arm), cell.env)]["passed"])
 
     def _run(self, job: dict[str, Any], cell: Cell, nursery: Starter) -> dict[str, Any]:
         limit = self.left_for(cell)
         with set_environment(ENVIRONMENTS[cell.env]):
             try:
-                return {"trial": run_job(job, timeout_s=limit, nursery=None if cell.env else nursery)}
+                return {"answer": run_job(job, timeout_s=limit, nursery=None if cell.env else nursery)}
             except HotlapError as error:
                 if limit < TIMEOUT_S and time.monotonic() >= self.end:
                     raise OutOfTime from error  # not its fault
@@ -133,6 +150,10 @@ def set_environment(values: dict[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
+def gate_name(group: str, arm: str, env: str) -> str:
+    return f"{group} {arm} {env}".strip()
+
+
 def job_of(group: str, job: str, **extra: Any) -> dict[str, Any]:
     about = GROUPS[group]
     common = {"target": about.target, "mode": about.mode, "options": about.options, "inputs": [], "seed": 0}
@@ -143,10 +164,13 @@ def finalists(speeds: Speeds, group: str, about: Group, nursery: Starter, number
     """The best forms that are right, by the trials that choose."""
     timed = {cell: speeds.trial(group, cell, 0, nursery) for cell in (*about.baselines, *about.cells)}
     ran = {cell: statistics.median(row["ms_a_sample"]) for cell, row in timed.items() if "ms_a_sample" in row}
+    ranked = sorted((cell for cell in about.cells if cell in ran), key=lambda cell: ran[cell])
     best: list[Cell] = []
-    for cell in sorted((cell for cell in about.cells if cell in ran), key=lambda cell: ran[cell]):
-        if len(best) < number and speeds.is_right(group, cell, nursery):
-            best.append(cell)
+    while ranked and len(best) < number:
+        some = ranked[: number - len(best)]
+        speeds.judge(group, [*about.baselines, *some], nursery)
+        best += [cell for cell in some if speeds.is_right(group, cell)]
+        ranked = ranked[len(some) :]
     return best
 
 
@@ -154,8 +178,6 @@ def one_group(speeds: Speeds, group: str, nursery: Starter, rounds: int, number:
     """Chooses the best forms of a group, runs them beside the baselines, and says what they gain."""
     about = GROUPS[group]
     chosen = [*about.baselines, *finalists(speeds, group, about, nursery, number)]
-    for cell in about.baselines:
-        speeds.is_right(group, cell, nursery)
     for one in range(rounds):
         speeds.forget_unless_whole(group, one + 1, len(chosen))
         for cell in chosen[one % len(chosen) :] + chosen[: one % len(chosen)]:
