@@ -122,7 +122,7 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield '    """The model as it ran; two samples as ``example`` show which norm follows which convolution."""'
     else:
         yield "def prepare(model):"
-        yield '    """The model as it ran; make the optimizer from what this returns."""'
+        yield f'    """The model as it ran{"; make the optimizer from what this returns" if train else ""}."""'
     if arm.kernels:
         yield "    for layer in model.modules():"
         yield '        if hasattr(layer, "use_kernels"):  # layers of Hotlap that have a kernel of their own'
