@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuned_speed --minutes 9 --out tuned_speed.json              # again: goes on where it stopped
     python -m benchmarks.tuned_speed --minutes 9 --out b.json --known a.json         # goes on from another call's file
+    python -m benchmarks.tuned_speed --minutes 9 --only unet-infer --cells 6         # the likeliest forms, to the end
     python -m benchmarks.tuned_speed --only small --out /tmp/small.json              # the script itself, on two cores
 
 Each configuration is one arm at one batch, as ``hotlap tune`` tries it: whole steps, the optimizer's state, the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
@@ -66,10 +68,10 @@ class Speeds:
         whole.write_text(json.dumps(kept, indent=1) + "\n")
         whole.replace(self.file)
 
-    def forget_unless_whole(self, group: str, number: int, num_cells: int) -> None:
+    def forget_unless_whole(self, group: str, number: int, cells: Sequence[Cell]) -> None:
         """Drops a round that another call left unfinished: baselines and forms are compared within one call."""
         rows = [row for row in self.trials if row["group"] == group and row["round"] == number]
-        if len(rows) < num_cells:
+        if not set(cells) <= {Cell(row["arm"], row["batch"], row["env"]) for row in rows}:
             self.trials = [row for row in self.trials if row not in rows]
 
     def left_for(self, cell: Cell) -> float:
@@ -174,12 +176,13 @@ def finalists(speeds: Speeds, group: str, about: Group, nursery: Starter, number
     return best
 
 
-def one_group(speeds: Speeds, group: str, nursery: Starter, rounds: int, number: int) -> None:
+def one_group(speeds: Speeds, group: str, nursery: Starter, given: argparse.Namespace) -> None:
     """Chooses the best forms of a group, runs them beside the baselines, and says what they gain."""
-    about = GROUPS[group]
+    about, rounds, number = GROUPS[group], given.rounds, given.finalists
+    about = dataclasses.replace(about, cells=about.cells[: given.cells])
     chosen = [*about.baselines, *finalists(speeds, group, about, nursery, number)]
     for one in range(rounds):
-        speeds.forget_unless_whole(group, one + 1, len(chosen))
+        speeds.forget_unless_whole(group, one + 1, chosen)
         for cell in chosen[one % len(chosen) :] + chosen[: one % len(chosen)]:
             speeds.trial(group, cell, one + 1, nursery)
     rows = {cell: [speeds.trial(group, cell, one + 1, nursery) for one in range(rounds)] for cell in chosen}
@@ -229,13 +232,14 @@ def main() -> None:
     parser.add_argument("--only", default="unet-infer,unet-train", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--minutes", type=float, default=60.0, help="for this call")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--cells", type=int, help="try so many forms of a group only, the likeliest first")
     parser.add_argument("--finalists", type=int, default=FINALISTS)
     given = parser.parse_args()
     speeds = Speeds(given.out, given.known, given.minutes)
     with Nursery(COMPILERS) as nursery:
         for group in given.only.split(","):
             try:
-                one_group(speeds, group, nursery, given.rounds, given.finalists)
+                one_group(speeds, group, nursery, given)
             except OutOfTime:
                 print(f"{group}: {given.minutes:g} minutes are over; the same command goes on from here", flush=True)
             tell_choice(speeds, group)
