@@ -168,7 +168,7 @@ class _Run:
             )
         self.folder = Path(before.path).parent
         fresh = begin("tune", before.name, self.config, sources, self.environment)
-        self.record = dataclasses.replace(fresh, started_at=before.started_at)
+        self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
         rows = [decode(Row, row) for row in found.get("rows", [])]
         self.notes.append(f"Resumed with {len(rows)} trials of an earlier start.")
         return rows, [decode(GateRow, gate) for gate in found.get("gates", [])], list(before.gates)
