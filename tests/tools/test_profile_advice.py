@@ -162,6 +162,14 @@ def test_waiting_for_data_points_to_the_loader(tmp_path):
     assert (found.gain, found.command) == (pytest.approx(2.0), "hotlap loader unet")
 
 
+def test_bfloat16_is_advised_only_for_a_processor_known_to_be_fast_in_it(tmp_path):
+    trace = FakeTrace()
+    trace.step(0, 0, 1000)
+    trace.op("aten::mm", 0, 800, dims=[[1000, 1000], [1000, 1000]])
+    assert "bf16" not in named(advise(case(tmp_path, trace, arm="")))
+    assert named(advise(case(tmp_path, trace, arm="cpu", fast_bf16=True)))["bf16"].arm == "cpu:bf16"
+
+
 def test_times_of_the_host_are_scaled_to_the_step_without_the_profiler(tmp_path):
     trace = FakeTrace()
     trace.step(0, 0, 1000)
