@@ -157,6 +157,26 @@ def test_compile_failures_hangs_and_deaths_are_rows_and_the_search_goes_on(statu
     assert any(row.status == status for row in machine.rows)
 
 
+@pytest.mark.parametrize(("budget", "is_confirmed"), [(900.0, True), (40.0, False)])
+def test_a_winner_that_falls_far_behind_in_its_last_run_is_held_against_the_next(budget, is_confirmed):
+    class Slow(Machine):
+        first = ""
+
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            if stage != "confirm" or config.arm != (self.first or config.arm):
+                return row
+            self.first = config.arm
+            return dataclasses.replace(row, wall_ms=[50 * ms for ms in row.wall_ms])
+
+    machine = Slow()
+    outcome = run(machine, budget=budget, batch=16, graphs="off", compile_modes=())
+    last = [row.arm for row in machine.rows if row.stage == "confirm"]
+    assert last[0] == machine.first and (len(last) > 1) == is_confirmed
+    assert (outcome.winner.arm != machine.first) == is_confirmed
+    assert outcome.confirmed.arm == outcome.winner.arm
+
+
 def test_the_final_form_that_fails_hands_over_to_the_next():
     first = run(Machine())
 

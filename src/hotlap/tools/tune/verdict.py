@@ -12,8 +12,8 @@ from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row, estimates
-from hotlap.tools.tune.search import CLOSE, Outcome, numeric_class
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.search import CLOSE, numeric_class
 
 
 def give_verdict(
