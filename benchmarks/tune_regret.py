@@ -1,6 +1,7 @@
 """What the tuner gives away: its choice against the best of a whole grid, and the measuring time of both, in one run.
 
     python -m benchmarks.tune_regret --out tune_regret.json [--only unet,bilstm,resnet50] [--for train]
+    python -m benchmarks.tune_regret --minutes 8 --out b.json --known a/   # goes on from what was kept in a/
     python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 8 up to 192
 
 The grid is every arm of a stated list at every batch of a stated list, and the tuner searches the same space: on a card
@@ -13,7 +14,9 @@ numeric gates are told apart: what is right must be known of the grid's best cel
 tuner had judged. With ``--compile`` the grid finds what the tuner compiled in torch's cache, which makes it a little
 cheaper than it would be alone.
 
-What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut.
+What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut, and after
+``--minutes``, which ends a call between two trials. A cell is timed once, for 0.3 s: that chooses the grid's best, and
+its noise can only flatter the grid. The regret comes from the runs in turn alone, which are made within one call.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ from hotlap.tools.tune.search import numeric_class
 ALLOWED_REGRET = 0.03
 ALLOWED_TIME = 0.25
 PAIRS = 4
+TRIAL_S = 10.0
+"""What a trial may take on a card; none is begun that would run past the end."""
 CARD: tuple[Precision, ...] = ("tf32", "bf16", "fp16")
 CPU: tuple[Precision, ...] = ("fp32", "bf16")
 TARGETS: dict[str, dict[str, Any]] = {
@@ -79,15 +84,21 @@ def tell_progress(text: str) -> None:
 class Kept:
     """What a run of one target has found so far, in a file: a run that was cut goes on from it."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    def __init__(self, file: Path, known: Path | None, end: float) -> None:
+        earlier = [path for path in (file, *([known / file.name] if known else [])) if path.exists()]
+        self.file, self.end = file, end
+        self.found: dict[str, Any] = json.loads(earlier[0].read_text()) if earlier else {}
 
     def keep(self, **found: Any) -> None:
         self.found |= found
         whole = self.file.with_suffix(".part")
         whole.write_text(json.dumps(self.found))
         whole.replace(self.file)
+
+    def check_time(self, needed_s: float) -> None:
+        """Ends the call where what comes next would not."""
+        if time.monotonic() + needed_s > self.end:
+            raise SystemExit(f"the minutes are over; the same command goes on from {self.file}")
 
 
 def laboratory(config: TuneConfig, nursery: Nursery, say: Callable[[str], None] = lambda _: None) -> ProcessLab:
@@ -110,6 +121,7 @@ def run_grid(config: TuneConfig, nursery: Nursery, kept: Kept) -> tuple[Config, 
     cells = [Config(arm, batch) for batch in config.batches for arm in config.arms]
     print(f"{config.target}: {len(cells)} cells", flush=True)
     for cell in cells:
+        kept.check_time(TRIAL_S if lab.all_rows else 0.0)
         lab.trial("grid", cell, rung=0, attempt=0, tail=0)
     for one in sorted(estimates(lab.rows).values(), key=lambda found: -found.rate):
         lab.gate([one.config.arm])
@@ -172,6 +184,7 @@ def one_target(
         found = kept.found["tuner"]
         winner = Config(found["winner"]["arm"], found["winner"]["batch"])
         best, lab = run_grid(config, nursery, kept)
+        kept.check_time(2 * pairs * TRIAL_S if best != winner else 0.0)
         row = {
             "target": config.target,
             "mode": config.mode,
@@ -222,6 +235,8 @@ def main() -> None:
     parser.add_argument("--budget", default="90s", help="the tuner's")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="runs of winner and best in turn")
     parser.add_argument("--batches", default="", help="as 16,64,256")
+    parser.add_argument("--minutes", type=float, default=600.0, help="for this call")
+    parser.add_argument("--known", type=Path, help="a folder with what an earlier call kept")
     parser.add_argument("--seconds", type=float, default=0.3, help="timed in each trial")
     parser.add_argument("--compile", action="store_true", help="torch.compile as well, in both")
     parser.add_argument("--small", action="store_true", help="a small bilstm on the CPU, for two cores")
@@ -229,11 +244,12 @@ def main() -> None:
     chosen = [SMALL] if given.small else [TARGETS[name] for name in given.only.split(",")]
     sizes = SMALL_BATCHES if given.small else BATCHES
     batches = tuple(int(size) for size in given.batches.split(",")) if given.batches else sizes
-    rows = []
+    rows, end = [], time.monotonic() + 60 * given.minutes
     for settings in chosen:
         common = {"mode": given.mode, "seconds": given.seconds, **settings}
         how = {"small": given.small, "compiled": given.compile, "pairs": given.pairs}
-        kept = Kept(given.out.with_name(f"{given.out.stem}_{settings['target'].rpartition(':')[2]}.kept.json"))
+        name = f"{given.out.stem}_{settings['target'].rpartition(':')[2]}.kept.json"
+        kept = Kept(given.out.with_name(name), given.known, end)
         rows.append(one_target(common, batches, given.budget, kept, **how))
         print(tell(rows[-1]), flush=True)
         answer = {"allowed_regret": ALLOWED_REGRET, "allowed_time": ALLOWED_TIME, "rows": rows}

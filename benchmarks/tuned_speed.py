@@ -1,25 +1,33 @@
-"""How much faster than eager float32 the tuned forms are, in one run: fresh processes that take turns.
+"""How much faster than eager float32 the tuned forms are, in one run: processes that take turns.
 
-    python -m benchmarks.tuned_speed --out tuned_speed.json [--only unet-train,bilstm-train] [--rounds 3]
-    python -m benchmarks.tuned_speed --forked --rounds 1 --only unet-infer-folded   # which of several forms wins
+    python -m benchmarks.tuned_speed --minutes 9 --out tuned_speed.json              # again: goes on where it stopped
+    python -m benchmarks.tuned_speed --minutes 9 --out b.json --known a.json         # goes on from another call's file
+    python -m benchmarks.tuned_speed --minutes 9 --only unet-infer --cells 6         # the likeliest forms, to the end
+    python -m benchmarks.tuned_speed --only small --out /tmp/small.json              # the script itself, on two cores
 
 Each configuration is one arm at one batch, as ``hotlap tune`` tries it: whole steps, the optimizer's state, the
-worst-case shape. Every arm passes the numeric gate first, or gets no figure. Ratios are samples a second against
-``cuda``, true float32 at the workload's own batch, and against ``cuda:tf32``, nearer to what torch does by default.
-
-Beside the rows that are asked for there are some that compare forms: larger batches with cuDNN's own search, padded
-channels, folded norms, convolutions by Triton. ``--forked`` starts trials from one process that has imported torch,
-as the tuner does, which saves some eight seconds for each.
+worst-case shape, in a process of its own that may take ``TIMEOUT_S``. First every form of a group is timed once, in
+the order of ``tuned_cells``, beside eager float32 and eager TF32; these times only choose. The best ones are then
+judged by the numeric gate, and those that are right are run again together with both baselines, ``--rounds`` times in
+changing order. Speed-ups, of samples a second and with their 95% interval, come from these rounds alone, so that luck
+in the choice does not count; a red gate gets none. Everything is written after each process, so that a run that was
+cut off or whose minutes are over goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
+import os
 import statistics
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.tuned_cells import ENVIRONMENTS, GROUPS, Cell, Group
 
 from hotlap.base.errors import HotlapError
 from hotlap.base.stats import ratio_interval
@@ -31,139 +39,210 @@ from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.tools.tune.search import numeric_class
 
-UNET_FAST = "cuda:bf16+channels_last+compile+fused+graph"
-UNET_INFER = "cuda:bf16+channels_last+compile+graph"
-BILSTM_FAST = "cuda:fp16+fused+graph+kernels"
-EAGER, EAGER_INFER = "cuda:bf16+channels_last+fused+graph", "cuda:bf16+channels_last+graph"
-AUTOTUNE = "cuda:bf16+channels_last+compile=max-autotune-no-cudagraphs+cudnn_benchmark+graph"
-ROWS: dict[str, tuple[str, str, tuple[tuple[str, int], ...]]] = {
-    "unet-train": ("unet", "train", (("cuda", 16), ("cuda:tf32", 16), (UNET_FAST, 16), (UNET_FAST, 64))),
-    "unet-infer": ("unet", "infer", (("cuda", 16), ("cuda:tf32", 16), (UNET_INFER, 16), (UNET_INFER, 64))),
-    "bilstm-train": ("bilstm", "train", (("cuda", 64), ("cuda:tf32", 64), ("cuda:fp16+graph", 64), (BILSTM_FAST, 64))),
-    "unet-train-batch": (
-        "unet",
-        "train",
-        (("cuda:tf32", 16), (UNET_FAST, 64), *((f"{UNET_FAST}+cudnn_benchmark", size) for size in (64, 128, 256))),
-    ),
-    "unet-train-eager": (
-        "unet",
-        "train",
-        (
-            ("cuda:tf32", 16),
-            *((EAGER + more, 64) for more in ("", "+cudnn_benchmark", "+padded", "+cudnn_benchmark+padded")),
-        ),
-    ),
-    "unet-train-padded": (
-        "unet",
-        "train",
-        (("cuda:tf32", 16), *((f"{UNET_FAST}+cudnn_benchmark{more}", 64) for more in ("", "+padded"))),
-    ),
-    "unet-train-autotune": ("unet", "train", (("cuda:tf32", 16), (UNET_FAST, 64), (f"{AUTOTUNE}+fused", 64))),
-    "unet-infer-eager": (
-        "unet",
-        "infer",
-        (
-            ("cuda:tf32", 16),
-            *((EAGER_INFER + more, 64) for more in ("", "+cudnn_benchmark", "+folded", "+padded")),
-            *((f"{EAGER_INFER}+cudnn_benchmark+folded{more}", size) for more in ("", "+padded") for size in (64, 256)),
-        ),
-    ),
-    "unet-infer-folded": (
-        "unet",
-        "infer",
-        (
-            ("cuda:tf32", 16),
-            (UNET_INFER, 64),
-            *((f"{UNET_INFER}+cudnn_benchmark{more}", 64) for more in ("", "+folded", "+folded+padded")),
-            *((f"{UNET_INFER}+cudnn_benchmark+folded", size) for size in (128, 256)),
-        ),
-    ),
-    "unet-infer-autotune": ("unet", "infer", (("cuda:tf32", 16), (UNET_INFER, 64), (AUTOTUNE, 64))),
-}
-"""Target, mode and configurations; the first two are what the others are compared with."""
-ASKED_ROWS = ("unet-train", "unet-infer", "bilstm-train")
-ASKED = {("unet-train", 16): 3.0, ("unet-train", 64): 5.0, ("unet-infer", 64): 5.0, ("bilstm-train", 64): 5.0}
-"""Times the samples a second of ``cuda``, by row and batch."""
-SECONDS, WARMUP_SECONDS, TIMEOUT_S = 1.0, 2.0, 300.0
+SECONDS, WARMUP_SECONDS, TIMEOUT_S = 1.0, 2.0, 240.0
 GATE_BATCH, GATE_STEPS = 4, 5
+EXPECTED_S = {True: 75.0, False: 20.0}
+"""What a process of a compiled and of another arm takes; none is begun that would run past the end."""
+ROUNDS, FINALISTS = 3, 2
 
 
-def job_of(row: str, job: str, **extra: Any) -> dict[str, Any]:
-    target, mode, _ = ROWS[row]
-    return {"job": job, "target": target, "mode": mode, "options": {}, "inputs": [], "seed": 0, **extra}
+class OutOfTime(Exception):
+    """The minutes are over; what was found is kept."""
 
 
-def gates_of(row: str, nursery: Starter | None) -> dict[str, dict[str, Any]]:
-    """What the numeric gate says of each arm of a row, by its numeric class."""
-    arms = list(dict.fromkeys(numeric_class(arm) for arm, _ in ROWS[row][2]))
-    job = job_of(row, "gate", arms=arms, batch=GATE_BATCH, steps=GATE_STEPS)
-    found: Gates = decode(Gates, run_job(job, timeout_s=4 * TIMEOUT_S, nursery=nursery))
-    failed = {one.arm: {"passed": False, "why": one.what} for one in found.failures}
-    return failed | {gate.arm: encode(gate) for gate in found.gates}
+class Speeds:
+    """What was measured so far, in a file that is whole after every process."""
 
+    def __init__(self, file: Path, known: Path | None, minutes: float) -> None:
+        source = next((path for path in (file, known) if path is not None and path.exists()), None)
+        found = json.loads(source.read_text()) if source is not None else {}
+        self.file, self.end = file, time.monotonic() + 60 * minutes
+        self.trials: list[dict[str, Any]] = found.get("trials", [])
+        self.gates: dict[str, dict[str, Any]] = found.get("gates", {})
+        self.answers: dict[str, list[dict[str, Any]]] = found.get("answers", {})
+        self.environments: list[dict[str, Any]] = [*found.get("environments", []), encode(capture())]
 
-def one_row(row: str, rounds: int, nursery: Starter | None) -> dict[str, Any]:
-    """Milliseconds a sample of every right configuration of a row that runs, and ratios to the first two."""
-    gates = gates_of(row, nursery)
-    right = [(arm, batch) for arm, batch in ROWS[row][2] if gates[numeric_class(arm)]["passed"]]
-    trials: dict[tuple[str, int], list[Trial]] = {one: [] for one in right}
-    for number in range(rounds):
-        for arm, batch in right[number % len(right) :] + right[: number % len(right)]:
-            job = job_of(row, "trial", arm=arm, batch=batch, tail=0, seconds=SECONDS, warmup_seconds=WARMUP_SECONDS)
+    def save(self) -> None:
+        whole = self.file.with_suffix(".part")
+        kept = {"trials": self.trials, "gates": self.gates, "answers": self.answers, "environments": self.environments}
+        whole.write_text(json.dumps(kept, indent=1) + "\n")
+        whole.replace(self.file)
+
+    def forget_unless_whole(self, group: str, number: int, cells: Sequence[Cell]) -> None:
+        """Drops a round that another call left unfinished: baselines and forms are compared within one call."""
+        rows = [row for row in self.trials if row["group"] == group and row["round"] == number]
+        if not set(cells) <= {Cell(row["arm"], row["batch"], row["env"]) for row in rows}:
+            self.trials = [row for row in self.trials if row not in rows]
+
+    def left_for(self, cell: Cell) -> float:
+        """Seconds that a process may take; raises where it would not come to its end."""
+        left = self.end - time.monotonic()
+        if left < EXPECTED_S["compile" in cell.arm]:
+            raise OutOfTime
+        return min(TIMEOUT_S, left)
+
+    def trial(self, group: str, cell: Cell, number: int, nursery: Starter) -> dict[str, Any]:
+        """The trial of a cell in one round, kept or made now; round 0 is the one that chooses."""
+        key = {"group": group, "arm": cell.arm, "batch": cell.batch, "env": cell.env, "round": number}
+        for kept in self.trials:
+            if key.items() <= kept.items():
+                return kept
+        began = time.monotonic()
+        job = job_of(group, "trial", arm=cell.arm, batch=cell.batch, tail=0)
+        job |= {"seconds": SECONDS, "warmup_seconds": WARMUP_SECONDS}
+        found = self._run(job, cell, nursery)
+        row: dict[str, Any] = {**key, "seconds": time.monotonic() - began}
+        if "answer" in found:
+            trial = decode(Trial, found["answer"])
+            row |= {"trial": encode(trial), "ms_a_sample": [ms / cell.batch for ms in trial.wall_ms]}
+        else:
+            row |= found
+        self.trials.append(row)
+        self.save()
+        told = row.get("why") or f"{statistics.median(row['trial']['wall_ms']):.3f} ms a step"
+        print(f"  {group} round {number}: {cell}: {told} ({row['seconds']:.0f} s)", flush=True)
+        return row
+
+    def judge(self, group: str, cells: Sequence[Cell], nursery: Starter) -> None:
+        """Puts cells' arms to the numeric gate, each once: several in one process, since the reference is dear."""
+        for env in ENVIRONMENTS:
+            found = {numeric_class(cell.arm): cell for cell in cells if cell.env == env}
+            arms = [arm for arm in found if gate_name(group, arm, env) not in self.gates]
+            if arms and not self._judge_together(group, arms, found[arms[-1]], nursery):
+                for arm in arms:  # one of them took the others with it
+                    self._judge_together(group, [arm], found[arm], nursery)
+
+    def _judge_together(self, group: str, arms: list[str], cell: Cell, nursery: Starter) -> bool:
+        job = job_of(group, "gate", arms=arms, batch=GATE_BATCH, steps=GATE_STEPS)
+        found = self._run(job, cell, nursery)
+        if "why" in found and len(arms) > 1:
+            return False
+        gates = decode(Gates, found["answer"]) if "answer" in found else Gates()
+        failed = {one.arm: one.what for one in gates.failures}
+        judged = {gate.arm: encode(gate) for gate in gates.gates}
+        for arm in arms:
+            red = {"passed": False, "why": failed.get(arm) or found.get("why", "not judged")}
+            name = gate_name(group, arm, cell.env)
+            self.gates[name] = gate = judged.get(arm) or red
+            print(f"  gate {name}: {'passed' if gate['passed'] else 'RED: ' + str(gate.get('why'))}", flush=True)
+        self.save()
+        return True
+
+    def is_right(self, group: str, cell: Cell) -> bool:
+        return bool(self.gates[gate_name(group, numeric_class(cell.arm), cell.env)]["passed"])
+
+    def _run(self, job: dict[str, Any], cell: Cell, nursery: Starter) -> dict[str, Any]:
+        limit = self.left_for(cell)
+        with set_environment(ENVIRONMENTS[cell.env]):
             try:
-                trials[arm, batch].append(decode(Trial, run_job(job, timeout_s=TIMEOUT_S, nursery=nursery)))
+                return {"answer": run_job(job, timeout_s=limit, nursery=None if cell.env else nursery)}
             except HotlapError as error:
-                print(f"  {row} {arm} at batch {batch}: {error.what}", flush=True)
-                continue
-            print(
-                f"  {row} {arm} at batch {batch}: {statistics.median(trials[arm, batch][-1].wall_ms):.3f} ms",
-                flush=True,
-            )
-    right = [one for one in right if len(trials[one]) == rounds]
-    a_sample = {one: [[ms / one[1] for ms in found.wall_ms] for found in trials[one]] for one in right}
-    answer: dict[str, Any] = {"row": row, "gates": gates, "configurations": []}
-    for one in right:
-        ratios = {}
-        for base in right[:2]:
-            if base != one:
-                ratio = ratio_interval(a_sample[base], a_sample[one], paired=True)
-                ratios[base[0]] = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
-        answer["configurations"].append(
-            {"arm": one[0], "batch": one[1], "times_faster_than": ratios, "trials": encode(trials[one])}
-        )
-    return answer
+                if limit < TIMEOUT_S and time.monotonic() >= self.end:
+                    raise OutOfTime from error  # not its fault
+                return {"why": error.what}
 
 
-def tell(row: dict[str, Any]) -> None:
-    """Prints each configuration with its ratios and what was asked of it."""
-    for arm, gate in row["gates"].items():
-        if not gate["passed"]:
-            print(f"{row['row']} {arm}: RED GATE, no figure: {gate.get('why') or gate['checks']}", flush=True)
-    for one in row["configurations"]:
-        step = statistics.median(ms for trial in one["trials"] for ms in trial["wall_ms"])
-        text = f"{row['row']} {one['arm']} at batch {one['batch']}: {step:.3f} ms a step"
-        for base, r in one["times_faster_than"].items():
-            text += f", {r['value']:.2f}x [{r['low']:.2f}, {r['high']:.2f}] the samples/s of {base}"
-        asked = ASKED.get((row["row"], one["batch"]))
-        gained = one["times_faster_than"].get("cuda", {}).get("value", 0.0)
-        if asked and ("compile" in one["arm"] or "kernels" in one["arm"]):
-            text += f"; {asked:g}x asked: {'reached' if gained >= asked else 'MISSED'}"
+@contextlib.contextmanager
+def set_environment(values: dict[str, str]) -> Iterator[None]:
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+
+
+def gate_name(group: str, arm: str, env: str) -> str:
+    return f"{group} {arm} {env}".strip()
+
+
+def job_of(group: str, job: str, **extra: Any) -> dict[str, Any]:
+    about = GROUPS[group]
+    common = {"target": about.target, "mode": about.mode, "options": about.options, "inputs": [], "seed": 0}
+    return {"job": job, **common, **extra}
+
+
+def finalists(speeds: Speeds, group: str, about: Group, nursery: Starter, number: int) -> list[Cell]:
+    """The best forms that are right, by the trials that choose."""
+    timed = {cell: speeds.trial(group, cell, 0, nursery) for cell in (*about.baselines, *about.cells)}
+    ran = {cell: statistics.median(row["ms_a_sample"]) for cell, row in timed.items() if "ms_a_sample" in row}
+    ranked = sorted((cell for cell in about.cells if cell in ran), key=lambda cell: ran[cell])
+    best: list[Cell] = []
+    while ranked and len(best) < number:
+        some = ranked[: number - len(best)]
+        speeds.judge(group, [*about.baselines, *some], nursery)
+        best += [cell for cell in some if speeds.is_right(group, cell)]
+        ranked = ranked[len(some) :]
+    return best
+
+
+def one_group(speeds: Speeds, group: str, nursery: Starter, given: argparse.Namespace) -> None:
+    """Chooses the best forms of a group, runs them beside the baselines, and says what they gain."""
+    about, rounds, number = GROUPS[group], given.rounds, given.finalists
+    about = dataclasses.replace(about, cells=about.cells[: given.cells])
+    chosen = [*about.baselines, *finalists(speeds, group, about, nursery, number)]
+    for one in range(rounds):
+        speeds.forget_unless_whole(group, one + 1, chosen)
+        for cell in chosen[one % len(chosen) :] + chosen[: one % len(chosen)]:
+            speeds.trial(group, cell, one + 1, nursery)
+    rows = {cell: [speeds.trial(group, cell, one + 1, nursery) for one in range(rounds)] for cell in chosen}
+    a_sample = {cell: [row["ms_a_sample"] for row in rows[cell] if "ms_a_sample" in row] for cell in chosen}
+    speeds.answers[group] = []
+    for cell in chosen:
+        if len(a_sample[cell]) < rounds:
+            continue
+        gains = {}
+        for base in about.baselines:
+            if base != cell and len(a_sample[base]) == rounds:
+                ratio = ratio_interval(a_sample[base], a_sample[cell], paired=True)
+                gains[str(base)] = {"value": ratio.value, "low": ratio.low, "high": ratio.high}
+        step = statistics.median(ms * cell.batch for values in a_sample[cell] for ms in values)
+        answer = {"cell": str(cell), "ms_a_step": step, "times_the_samples_of": gains}
+        speeds.answers[group].append(answer)
+        tell(group, about, answer, cell in about.baselines)
+    speeds.save()
+
+
+def tell(group: str, about: Group, answer: dict[str, Any], is_baseline: bool) -> None:
+    print(f"{group} {answer['cell']}: {answer['ms_a_step']:.3f} ms a step", flush=True)
+    for base, gain in answer["times_the_samples_of"].items():
+        text = f"    {gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] the samples/s of {base}"
+        if not is_baseline:
+            text += f"; {about.asked:g}x asked: {'reached' if gain['low'] >= about.asked else 'not reached'}"
         print(text, flush=True)
+
+
+def tell_choice(speeds: Speeds, group: str) -> None:
+    """Prints what chose, best first: times only, for nothing of it was judged or repeated."""
+    rows = [row for row in speeds.trials if row["group"] == group and row["round"] == 0]
+    ran = sorted((row for row in rows if "ms_a_sample" in row), key=lambda row: statistics.median(row["ms_a_sample"]))
+    for row in ran:
+        cell = Cell(row["arm"], row["batch"], row["env"])
+        print(f"  {1000 * statistics.median(row['ms_a_sample']):9.1f} us a sample  {cell}", flush=True)
+    tried = {Cell(row["arm"], row["batch"], row["env"]) for row in rows}
+    for cell in (*GROUPS[group].baselines, *GROUPS[group].cells):
+        if cell not in tried:
+            print(f"  not tried yet          {cell}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("tuned_speed.json"))
-    parser.add_argument("--only", default=",".join(ASKED_ROWS), help=f"of {', '.join(ROWS)}")
-    parser.add_argument("--forked", action="store_true", help="trials are forked from a process that has torch already")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--known", type=Path, help="the file of an earlier call, where --out is not there yet")
+    parser.add_argument("--only", default="unet-infer,unet-train", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for this call")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--cells", type=int, help="try so many forms of a group only, the likeliest first")
+    parser.add_argument("--finalists", type=int, default=FINALISTS)
     given = parser.parse_args()
-    rows = []
-    with Nursery(COMPILERS) if given.forked else contextlib.nullcontext() as nursery:
-        for name in given.only.split(","):
-            rows.append(one_row(name, given.rounds, nursery))
-            tell(rows[-1])
-            given.out.write_text(json.dumps({"rows": rows, "environment": encode(capture())}, indent=1) + "\n")
+    speeds = Speeds(given.out, given.known, given.minutes)
+    with Nursery(COMPILERS) as nursery:
+        for group in given.only.split(","):
+            try:
+                one_group(speeds, group, nursery, given)
+            except OutOfTime:
+                print(f"{group}: {given.minutes:g} minutes are over; the same command goes on from here", flush=True)
+            tell_choice(speeds, group)
 
 
 if __name__ == "__main__":

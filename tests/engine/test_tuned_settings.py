@@ -133,8 +133,8 @@ def test_several_processes_keep_their_own_batch():
 
 
 def test_a_profile_with_padded_channels_switches_them_on():
-    changes, _ = settings_from(profile("cuda:padded"), resolved().config, {"padded", "kernels"})
-    assert changes == {"padded": True, "kernels": False}
+    changes, _ = settings_from(profile("cuda:padded"), resolved().config, {"padded", "kernels", "shuffled"})
+    assert changes == {"padded": True, "kernels": False, "shuffled": False}
 
 
 def test_a_profile_with_kernels_of_our_own_switches_them_on():

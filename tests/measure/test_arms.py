@@ -21,6 +21,7 @@ cpu_arms = st.builds(
     folded=st.booleans(),
     fused=st.booleans(),
     padded=st.booleans(),
+    shuffled=st.booleans(),
 )
 cuda_arms = st.builds(
     ArmSpec,

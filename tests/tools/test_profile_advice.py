@@ -59,6 +59,7 @@ def test_advice_is_ranked_and_each_piece_names_its_arm_and_command(tmp_path):
     assert last.command == "hotlap bench unet --mode train --batch 8 --arms cuda,cuda:channels_last"
     assert last.saved_ms == pytest.approx(0.06), "a tenth of 0.6 ms; no layout change was seen"
     assert last.gain == pytest.approx(1 / 0.94)
+    assert "memory format" not in last.why and last.basis == "10% of it is assumed."
 
 
 def test_a_larger_batch_is_an_arm_like_the_others(tmp_path):
@@ -159,6 +160,14 @@ def test_waiting_for_data_points_to_the_loader(tmp_path):
     trace.launch("gemm", (510, 5), (520, 480), op=trace.op("aten::mm", 505, 20))
     found = named(advise(case(tmp_path, trace)))["loader"]
     assert (found.gain, found.command) == (pytest.approx(2.0), "hotlap loader unet")
+
+
+def test_bfloat16_is_advised_only_for_a_processor_known_to_be_fast_in_it(tmp_path):
+    trace = FakeTrace()
+    trace.step(0, 0, 1000)
+    trace.op("aten::mm", 0, 800, dims=[[1000, 1000], [1000, 1000]])
+    assert "bf16" not in named(advise(case(tmp_path, trace, arm="")))
+    assert named(advise(case(tmp_path, trace, arm="cpu", fast_bf16=True)))["bf16"].arm == "cpu:bf16"
 
 
 def test_times_of_the_host_are_scaled_to_the_step_without_the_profiler(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_a_targets_record_holds_the_step_the_slow_down_and_the_traces(of_target)
         measured["traced_ms"] / measured["step_ms"]
     )
     assert any("The profiler made the step" in note for note in of_target.notes)
+    assert any(re.search(r"GFLOP of products run at [\d.]+ GFLOP/s", line) for line in of_target.verdict.lines)
     assert {row["name"] for row in analysis["modules"]} >= {"model", "0", "1", "4"}
     assert analysis["memory"][0]["peak_bytes"] > 0
     again = load_record(of_target.path)

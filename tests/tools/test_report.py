@@ -19,7 +19,9 @@ from hotlap.base.errors import RecordError, StorageError, UsageError
 from hotlap.records.measurement import Arm, Measurement
 from hotlap.records.run import RunRecord, save
 from hotlap.tools.report import ReportConfig, charts, render, report, series, svg
+from hotlap.tools.report.compose import compose
 from hotlap.tools.report.doctor import ceiling_groups
+from hotlap.tools.report.sections import MACHINE
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 KINDS = sorted(fake_records.ALL)
@@ -103,6 +105,30 @@ def test_of_several_records_only_the_first_shows_its_machine_unfolded():
     html = render([fake_records.gpu_bench(), fake_records.red_bench(), fake_records.doctor()])
     folds = re.findall(r"<details([^>]*)>\s*<summary[^>]*>\s*Machine and software", html)
     assert [" open" in fold for fold in folds] == [True, False, False]
+
+
+def test_a_machine_is_told_once_and_then_what_differs():
+    first = fake_records.gpu_bench()
+    moved = dataclasses.replace(first.environment, hostname="another-host")
+    second = dataclasses.replace(first, environment=moved, started_at="2026-03-04T05:06:07")
+    parts = compose([first, second, first]).parts
+    told = [
+        [block for section in part.sections for block in section.blocks if getattr(block, "title", "") == MACHINE]
+        for part in parts
+    ]
+    pairs = [
+        {pair.name: pair.value for block in fold.blocks for pair in getattr(block, "pairs", ())} for [fold] in told
+    ]
+    assert first.environment.cpu_model in pairs[0]["CPU"]
+    assert pairs[1] == {"Host": "another-host", "Started": "2026-03-04T05:06:07"}
+    assert pairs[2] == {} and told[2][0].blocks[0].text == "As in run 1."
+
+
+@pytest.mark.parametrize(("kind", "name"), [("bench", "bench train"), ("lap", "unet-lap train")])
+def test_a_run_called_by_its_kind_is_not_called_so_twice(kind, name):
+    part = dataclasses.replace(compose([fake_records.gpu_bench()]).parts[0], kind=kind, name=name)
+    assert part.label == name
+    assert dataclasses.replace(part, name="benchmark").label == f"{kind} benchmark"
 
 
 def test_a_good_run_shows_its_speed_and_why_to_trust_it():

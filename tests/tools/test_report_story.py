@@ -147,10 +147,14 @@ def test_what_is_proposed_runs_the_same_model():
     benched = dataclasses.replace(fake_records.gpu_bench(), config=config)
     commands = [step.command for step in next_steps([benched])]
     same = "net.py:make --input 3x8x8 --input 4 --set workload.width=16"
-    assert f"hotlap profile {same}" in commands and f"hotlap tune {same} --for infer" in commands
+    assert f"hotlap profile {same} --mode infer" in commands and f"hotlap tune {same} --for infer" in commands
+    tuned = dataclasses.replace(fake_records.doctor(), kind="tune", config=config)
+    assert f"hotlap bench {same} --mode infer" in [step.command for step in next_steps([tuned])]
+    trained = dataclasses.replace(tuned, config=config | {"mode": "train"})
+    assert f"hotlap bench {same}" in [step.command for step in next_steps([trained])]
     checked = dataclasses.replace(fake_records.doctor(), config=config)
     (unknown,) = answers([checked, checked], "What changed?")
-    assert unknown.command == f"hotlap tune {same}"
+    assert unknown.command == f"hotlap tune {same} --for infer"
 
 
 def test_records_of_several_machines_are_told_apart():

@@ -22,6 +22,7 @@ from hotlap.base.format import (
     format_ratio,
     format_s,
 )
+from hotlap.cli.columns import Cell, fitted
 from hotlap.records.measurement import Arm, Comparison, Gate
 from hotlap.records.run import RunRecord
 
@@ -32,6 +33,9 @@ COLOURS = {
     "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
     "nothing faster": "yellow", "nothing right": "red", "mismatch": "red", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
+
+
+WORDS = ("arm", "verdict", "check", "")
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -127,13 +131,13 @@ def show_record(record: RunRecord, console: Console) -> None:
 
         console.print(export_table(record))
     elif record.arms:
-        console.print(_arm_table(record))
-        console.print(_cost_table(record))
+        console.print(_arm_table(record, console.width))
+        console.print(_cost_table(record, console.width))
         _show_sides(record, console)
     if "tuned_cpu" in record.extra:
-        console.print(_race_table(record.extra["tuned_cpu"]))
+        console.print(_race_table(record.extra["tuned_cpu"], console.width))
     if record.gates and record.kind != "tune":
-        console.print(_gate_table(record))
+        console.print(_gate_table(record, console.width))
     for note in dict.fromkeys([*(n for arm in record.arms for n in _named(arm)), *record.notes]):
         console.print(Text("  " + note, style="dim"))
     if record.path:
@@ -159,23 +163,20 @@ def _show_head(record: RunRecord, console: Console) -> None:
                 console.print(Text("  " + line))
 
 
-def _arm_table(record: RunRecord) -> Table:
+def _arm_table(record: RunRecord, width: int) -> Table:
     """Speed: what most people came for."""
-    table = _table("arm", "time a step", "speed-up", "verdict")
+    rows: list[list[Cell]] = []
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"}
     wrong = {gate.arm for gate in record.gates if not gate.passed}
     for arm in record.arms:
         wall, head = arm.summary("wall"), heads.get(arm.name)
-        table.add_row(
-            arm.name,
-            format_ms_interval(wall.median, wall.low, wall.high) if wall else "-",
-            _speed_cell(arm, head, arm.name in wrong),
-            _verdict_cell(arm, head, arm.name in wrong),
-        )
-    return table
+        step = format_ms_interval(wall.median, wall.low, wall.high) if wall else "-"
+        is_wrong = arm.name in wrong
+        rows.append([arm.name, step, _speed_cell(arm, head, is_wrong), _verdict_cell(arm, head, is_wrong)])
+    return fitted(("arm", "time a step", "speed-up", "verdict"), rows, width=width, words=WORDS)
 
 
-def _cost_table(record: RunRecord) -> Table:
+def _cost_table(record: RunRecord, width: int) -> Table:
     """What the speed costs and what it is made of; a column that nothing is known for is left out."""
     gates = {gate.arm: gate for gate in record.gates}
     columns: dict[str, list[str]] = {
@@ -189,23 +190,11 @@ def _cost_table(record: RunRecord) -> Table:
         "error": [_error_cell(gates.get(arm.name)) for arm in record.arms],
     }
     known = {name: cells for name, cells in columns.items() if any(cell != UNKNOWN for cell in cells)}
-    table = _table(*known)
-    for row in zip(*known.values(), strict=True):
-        table.add_row(*row)
-    return table
+    return fitted(list(known), list(zip(*known.values(), strict=True)), width=width, words=WORDS)
 
 
 def _error_cell(gate: Gate | None) -> str:
     return format_error(max(check.error for check in gate.checks)) if gate else UNKNOWN
-
-
-def _table(*columns: str, title: str = "") -> Table:
-    """A table without lines: words to the left, numbers to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
-    for name in columns:
-        words = name in ("arm", "verdict", "check", "settings", "")
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    return table
 
 
 def _speed_cell(arm: Arm, head: Comparison | None, wrong: bool) -> str:
@@ -256,25 +245,21 @@ def _show_sides(record: RunRecord, console: Console) -> None:
         console.print(f"  break-even: {break_even['text']}")
 
 
-def _race_table(race: dict[str, Any]) -> Table:
-    table = _table("settings", "time a step", "", title="race for the tuned CPU settings")
-    rows = sorted(race["candidates"], key=lambda row: row["median_ms"] or float("inf"))
-    for row in rows:
-        mark = (
-            "chosen"
-            if row["arm"] == race["chosen"]
-            else "wrong answer"
-            if row["passed_gate"] is False
-            else row["error"]
-        )
-        table.add_row(row["arm"], format_ms(row["median_ms"]), mark)
-    return table
+def _race_table(race: dict[str, Any], width: int) -> Table:
+    rows: list[list[Cell]] = []
+    for row in sorted(race["candidates"], key=lambda row: row["median_ms"] or float("inf")):
+        wrong = "wrong answer" if row["passed_gate"] is False else row["error"]
+        rows.append([row["arm"], format_ms(row["median_ms"]), "chosen" if row["arm"] == race["chosen"] else wrong])
+    title = "race for the tuned CPU settings"
+    return fitted(("arm", "time a step", ""), rows, width=width, words=WORDS, title=title)
 
 
-def _gate_table(record: RunRecord) -> Table:
-    table = _table("arm", "check", "error", "allowed", "", title="numeric gate")
+def _gate_table(record: RunRecord, width: int) -> Table:
+    rows: list[list[Cell]] = []
     for gate in record.gates:
         for check in gate.checks:
             mark = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
-            table.add_row(gate.arm, Text(check.name), format_error(check.error), format_error(check.allowed), mark)
-    return table
+            name = gate.arm if check is gate.checks[0] else ""
+            rows.append([name, check.name, format_error(check.error), format_error(check.allowed), mark])
+    names = ("arm", "check", "error", "allowed", "")
+    return fitted(names, rows, width=width, words=WORDS, title="numeric gate")

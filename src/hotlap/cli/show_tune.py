@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hotlap.base.events import Event
 from hotlap.base.format import UNKNOWN, format_bytes, format_ms, format_number, format_percent, format_s
+from hotlap.cli.columns import broken
 from hotlap.records.run import RunRecord
 
 LIVE_ROWS = 8
@@ -86,21 +87,8 @@ def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None,
         name, *figures = _cells(row, chosen, winner is not None)
         if narrow:
             del figures[3:5]
-        table.add_row(_broken(str(name), room), *figures, style="bold" if chosen else "")
+        table.add_row(broken(str(name), room), *figures, style="bold" if chosen else "")
     return table
-
-
-def _broken(arm: str, room: int) -> str:
-    """An arm in lines of at most ``room``, each but the last ending with a plus; a longer option stays whole."""
-    first, *others = arm.split("+")
-    lines = [first]
-    for option in others:
-        if len(lines[-1]) + len(option) + 2 <= room:
-            lines[-1] += f"+{option}"
-        else:
-            lines[-1] += "+"
-            lines.append(option)
-    return "\n".join(lines)
 
 
 def _cells(row: dict[str, Any], chosen: bool, decided: bool) -> list[str | Text]:

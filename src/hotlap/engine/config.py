@@ -50,6 +50,8 @@ class TrainConfig:
     """Layers by Hotlap's own kernels, where the model has them."""
     padded: bool = False
     """Convolutions of few channels computed with zeros added, up to a multiple of eight, as tensor cores want them."""
+    shuffled: bool = False
+    """Transposed convolutions that do not overlap computed as one matrix product."""
     graph: bool = False
     """Records the passes over micro-batches as CUDA graphs and replays them; says why, if the model cannot be."""
     fused: bool = False

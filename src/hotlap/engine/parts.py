@@ -23,6 +23,7 @@ from hotlap.engine.schedule import Schedule
 from hotlap.engine.team_step import TeamStep
 from hotlap.measure.padded import pad_channels
 from hotlap.measure.session import map_tensors, use_kernels
+from hotlap.measure.shuffled import shuffle_blocks
 from hotlap.workload import Batch, Workload
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: P
         use_kernels(model)
     if config.padded:
         pad_channels(model)
+    if config.shuffled:
+        shuffle_blocks(model)
     if config.fsdp:
         from hotlap.engine.shard import shard_model
 

@@ -54,6 +54,7 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
         "sdpa": arm.sdpa,
         "kernels": arm.kernels,
         "padded": arm.padded,
+        "shuffled": arm.shuffled,
         "threads": arm.threads or None,
     }
     wanted |= {"recompute": "on"} if arm.recompute else {}

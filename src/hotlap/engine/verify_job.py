@@ -24,6 +24,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session
+from hotlap.measure.shuffled import ShuffledConvTranspose2d
 from hotlap.records.codec import decode
 from hotlap.targets import load_target
 from hotlap.workload import Workload
@@ -55,6 +56,8 @@ class Observed:
     """Calls of BatchNorm layers."""
     num_padded: int = 0
     """Calls of convolutions that compute with more channels than they have."""
+    num_shuffled: int = 0
+    """Calls of transposed convolutions that are matrix products."""
 
 
 class Observer:
@@ -67,7 +70,7 @@ class Observer:
         self.other: list[str] = []
         self.layouts: list[bool] = []
         self.compiled: list[bool] = []
-        self.num_norms, self.num_padded = 0, 0
+        self.num_norms, self.num_padded, self.num_shuffled = 0, 0, 0
 
     def attach(self, model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -89,6 +92,7 @@ class Observer:
             return
         self.num_norms += isinstance(module, nn.modules.batchnorm._BatchNorm)
         self.num_padded += isinstance(module, PaddedConv2d)
+        self.num_shuffled += isinstance(module, ShuffledConvTranspose2d)
         name = str(found.dtype).removeprefix("torch.")
         if isinstance(module, CAST):
             self.cast.append(name)
@@ -113,6 +117,7 @@ class Observer:
             num_replays=num_replays,
             num_norms=self.num_norms,
             num_padded=self.num_padded,
+            num_shuffled=self.num_shuffled,
         )
 
 

@@ -19,7 +19,7 @@ FORMS = {
     "torchscript": "a TorchScript trace; torch has deprecated it",
 }
 """What a model can be turned into for use without its source."""
-_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute", "folded", "padded")
+_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute", "folded", "padded", "shuffled")
 _NOT_IN_ONNX = ("channels_last", "sdpa", "cudnn_benchmark", "kernels")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
@@ -37,13 +37,14 @@ OPTIONS = {
     "graph": "the whole step recorded as one CUDA graph (cuda)",
     "padded": "convolutions of few channels computed with zeros added, up to a multiple of eight",
     "recompute": "blocks forget their activations and compute them again in the backward pass",
+    "shuffled": "transposed convolutions that do not overlap computed as one matrix product",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     **{form: f"{what} (infer)" for form, what in FORMS.items()},
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "folded", "fused", "graph", "kernels", "padded", "recompute", "tuned")
+_SWITCHES = ("cudnn_benchmark", "folded", "fused", "graph", "kernels", "padded", "recompute", "shuffled", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class ArmSpec:
     padded: bool = False
     recompute: bool = False
     """Activation checkpointing, in training."""
+    shuffled: bool = False
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
     form: str = ""

@@ -56,6 +56,8 @@ class Description:
     """It has convolutions and BatchNorm, which may be folded for inference."""
     has_odd_channels: bool = False
     """Some convolution's channels are no multiple of eight."""
+    has_block_convolutions: bool = False
+    """Some transposed convolution's stride is its kernel."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
 
@@ -118,6 +120,7 @@ def describe(job: Job, listen: Listen) -> Description:
     from hotlap.measure.folded import has_norms
     from hotlap.measure.padded import odd_convolutions
     from hotlap.measure.recompute import find_blocks
+    from hotlap.measure.shuffled import block_convolutions
 
     listen("loading the target", 0, 1)
     workload = workload_of(job)
@@ -140,6 +143,7 @@ def describe(job: Job, listen: Listen) -> Description:
         has_blocks=bool(find_blocks(model)),
         has_norms=has_norms(model),
         has_odd_channels=bool(odd_convolutions(model)),
+        has_block_convolutions=bool(block_convolutions(model)),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
     )
 

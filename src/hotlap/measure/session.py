@@ -87,6 +87,10 @@ class Session:
             from hotlap.measure.padded import pad_channels
 
             pad_channels(model)
+        if self.spec.shuffled:
+            from hotlap.measure.shuffled import shuffle_blocks
+
+            shuffle_blocks(model)
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
         model = model.to(self.device, **layout)
         if self.spec.recompute:

@@ -129,8 +129,9 @@ def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
 def test_a_lap_killed_inside_or_between_stages_goes_on_where_it_was(tmp_path, where):
     before = killed(tmp_path, where)
     assert before == list(NAMES[: NAMES.index(where.rstrip("+")) + 1])
-    assert load_record(resolve_run("net-lap", tmp_path / "runs")).status == "interrupted"
+    cut = load_record(resolve_run("net-lap", tmp_path / "runs"))
     record = resume(tmp_path)
+    assert cut.status == "interrupted" and record.command == cut.command != sys.argv
     left = list(NAMES[NAMES.index(where.rstrip("+")) :])
     # Inside a stage its own record tells it to go on; killed just after it, nothing of it is left to do.
     assert ran(tmp_path) == (left[1:] if where.endswith("+") else [f"{left[0]} again", *left[1:]])

@@ -71,12 +71,13 @@ def test_the_winner_is_near_the_best_of_the_whole_grid_for_a_fraction_of_its_tri
         ("infer", {}, set()),
         ("train", {"has_odd_channels": True}, {"padded"}),
         ("infer", {"has_odd_channels": True, "has_norms": True}, {"folded", "padded"}),
+        ("train", {"has_block_convolutions": True}, {"shuffled"}),
     ],
 )
 def test_forms_of_convolutions_are_tried_where_they_can_matter(mode, known, asked):
     machine = Machine()
     run(machine, mode=mode, about=dataclasses.replace(CARD, **known), batch=16)
-    words = {word for row in machine.rows for word in ("folded", "padded") if word in row.arm}
+    words = {word for row in machine.rows for word in ("folded", "padded", "shuffled") if word in row.arm}
     assert words == asked
 
 
@@ -154,6 +155,26 @@ def test_compile_failures_hangs_and_deaths_are_rows_and_the_search_goes_on(statu
     outcome = run(machine)
     assert outcome.winner is not None and "compile" not in outcome.winner.arm
     assert any(row.status == status for row in machine.rows)
+
+
+@pytest.mark.parametrize(("budget", "is_confirmed"), [(900.0, True), (40.0, False)])
+def test_a_winner_that_falls_far_behind_in_its_last_run_is_held_against_the_next(budget, is_confirmed):
+    class Slow(Machine):
+        first = ""
+
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            if stage != "confirm" or config.arm != (self.first or config.arm):
+                return row
+            self.first = config.arm
+            return dataclasses.replace(row, wall_ms=[50 * ms for ms in row.wall_ms])
+
+    machine = Slow()
+    outcome = run(machine, budget=budget, batch=16, graphs="off", compile_modes=())
+    last = [row.arm for row in machine.rows if row.stage == "confirm"]
+    assert last[0] == machine.first and (len(last) > 1) == is_confirmed
+    assert (outcome.winner.arm != machine.first) == is_confirmed
+    assert outcome.confirmed.arm == outcome.winner.arm
 
 
 def test_the_final_form_that_fails_hands_over_to_the_next():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, m
     cut = load_record(next(Path("runs").glob("*/*")))
     assert cut.status == "interrupted" and f"--resume {Path(cut.path).parent}" in cut.verdict.headline
     before = found(cut)["rows"]
+    monkeypatch.setattr(sys, "argv", ["hotlap", "tune", "--resume"])
     record = tune(hotlap_resolved(resume="latest"))
+    assert record.command == cut.command, "what repeats the search is how it began"
     assert found(record)["rows"][: len(before)] == before
     assert record.path == cut.path and record.status == "complete"
     keys = [(r["arm"], r["batch"], r["rung"], r["attempt"], r["tail"]) for r in found(record)["rows"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 
@@ -115,3 +116,15 @@ def test_what_a_trainer_has_no_argument_for_is_said(tmp_path):
     face = python_of(tmp_path / "huggingface_arguments.py")["TRAINING_ARGUMENTS"]
     assert face["per_device_eval_batch_size"] == 64 and face["use_cpu"] is True and "tf32" not in face
     assert "kind: KIND_CPU" in (tmp_path / "config.pbtxt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "call"),
+    [("folded", "fold_norms"), ("padded", "pad_channels"), ("shuffled", "shuffle_blocks"), ("kernels", "use_kernels")],
+)
+def test_a_change_of_the_model_is_named_by_the_function_that_makes_it(tmp_path, option, call):
+    write_exports(dataclasses.replace(PROFILE, arm=f"cpu:{option}"), rows(), ABOUT, tmp_path)
+    for name in ("lightning_arguments.py", "huggingface_arguments.py"):
+        [line] = [line for line in (tmp_path / name).read_text().splitlines() if "# by hand: hotlap." in line]
+        module, _, called = line.removeprefix("# by hand: ").partition("(")[0].rpartition(".")
+        assert called == call and callable(getattr(importlib.import_module(module), called))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -143,6 +144,18 @@ def test_where_nothing_can_be_redrawn_a_line_a_trial_is_printed(record):
     ]
     text = drawn(events, terminal=False)
     assert "tune: 10% of the budget, batch: cuda at batch 8 (best so far" in text and "careful" in text
+
+
+def test_a_winner_whose_last_run_fell_behind_is_told():
+    class Busy(Machine):
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            slow = [10 * ms for ms in row.wall_ms] if stage == "confirm" else row.wall_ms
+            return dataclasses.replace(row, wall_ms=slow)
+
+    told, quiet = (" ".join(searched(machine).verdict.lines) for machine in (Busy(), Machine()))
+    assert re.search(r"was slower than its trials; cuda\S* at batch \d+ had [\d,.]+ samples/s in its own", told)
+    assert "was slower" not in quiet
 
 
 def test_a_verdict_without_a_winner_says_what_was_missing():

@@ -18,7 +18,7 @@ CONV = """
 from torch import nn
 
 def net():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 2, 2, stride=2), nn.Flatten(), nn.Linear(288, 3))
 """
 KEY = TunedKey(
     target="conv.py:net", mode="train", device="cuda", device_name="x", memory_bytes=1, torch="2", python="3",
@@ -41,7 +41,7 @@ def stored(tmp_path, monkeypatch, jobs_in_process):
     for mode in ("train", "infer"):
         question = Question(target="conv.py:net", mode=mode, options={}, inputs=["3x8x8"], device="cpu")
         ProfileStore().save(
-            profile(ask_key(question), arm="cpu:bf16+channels_last" + "+fused+padded" * (mode == "train"))
+            profile(ask_key(question), arm="cpu:bf16+channels_last" + "+fused+padded+shuffled" * (mode == "train"))
         )
     return tmp_path
 
@@ -69,6 +69,7 @@ def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
         "precision": ("float32", "expected bfloat16"),
         "layout": ("contiguous", "expected channels_last"),
         "padded": ("0 padded convolutions ran", "expected on"),
+        "shuffled": ("0 shuffled convolutions ran", "expected on"),
         "fused": ("off", "expected on"),
     }
     assert record.verdict.exit_code == 1
@@ -94,7 +95,7 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,
-    "num_norms": 0, "num_padded": 0,
+    "num_norms": 0, "num_padded": 0, "num_shuffled": 0,
 }  # fmt: skip
 
 
@@ -114,6 +115,8 @@ SEEN = {
         ("cpu:compile+folded", {"num_norms": 2}, ["folded"]),
         ("cpu:compile+folded", {}, []),
         ("cpu:compile", {"num_padded": 2}, ["padded"]),
+        ("cpu:compile+shuffled", {}, ["shuffled"]),
+        ("cpu:compile+shuffled", {"num_shuffled": 4}, []),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {"num_replays": 3}, []),
         ("cuda:tf32+compile+cudnn_benchmark", {"num_replays": 3}, ["graph"]),

@@ -44,6 +44,20 @@ class PaddedConv2d(torch.nn.Conv2d):
         return self._conv_forward(x, weight, bias)[:, : self.out_channels]
 '''
 
+_SHUFFLED = '''
+class ShuffledConvTranspose2d(torch.nn.ConvTranspose2d):
+    """A transposed convolution whose stride is its kernel, as one matrix product and a change of places."""
+
+    def forward(self, x):
+        (n, _, height, width), k, (p, q) = x.shape, self.out_channels, self.stride
+        weight = self.weight.permute(2, 3, 1, 0).reshape(p * q * k, self.in_channels)
+        bias = None if self.bias is None else self.bias.repeat(p * q)
+        blocks = torch.nn.functional.linear(x.permute(0, 2, 3, 1), weight, bias).view(n, height, width, p, q, k)
+        if x.is_contiguous():
+            return blocks.permute(0, 5, 1, 3, 2, 4).reshape(n, k, height * p, width * q)
+        return blocks.transpose(2, 3).reshape(n, height * p, width * q, k).permute(0, 3, 1, 2)
+'''
+
 
 def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str]:
     """Command lines that take the tuned profile by themselves; ``has_card`` tells whether the device must be named."""
@@ -66,6 +80,7 @@ def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
         *_switches(arm, train),
     ]
     lines += [_PADDED.rstrip()] if arm.padded else []
+    lines += ["", _SHUFFLED.rstrip()] if arm.shuffled else []
     lines += ["", "", *_place(arm), "", "", *_prepare(arm, train), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
     text = "\n".join(lines) + "\n"
@@ -107,7 +122,7 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield '    """The model as it ran; two samples as ``example`` show which norm follows which convolution."""'
     else:
         yield "def prepare(model):"
-        yield '    """The model as it ran; make the optimizer from what this returns."""'
+        yield f'    """The model as it ran{"; make the optimizer from what this returns" if train else ""}."""'
     if arm.kernels:
         yield "    for layer in model.modules():"
         yield '        if hasattr(layer, "use_kernels"):  # layers of Hotlap that have a kernel of their own'
@@ -120,6 +135,8 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield "        odd = type(layer) is torch.nn.Conv2d and (layer.in_channels % 8 or layer.out_channels % 8)"
         yield "        if odd and layer.groups == 1:"
         yield "            layer.__class__ = PaddedConv2d"
+    if arm.shuffled:
+        yield from _shuffle()
     layout = ", memory_format=torch.channels_last" if arm.channels_last else ""
     yield f"    model = model.to(device{layout}).{'train' if train else 'eval'}()"
     if arm.folded:
@@ -134,6 +151,15 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield ""
         yield ""
         yield f"# optimizer = torch.optim.AdamW(model.parameters(), ..., {', '.join(wanted)}), or the one you have"
+
+
+def _shuffle() -> Iterator[str]:
+    yield "    for layer in model.modules():"
+    yield "        if type(layer) is not torch.nn.ConvTranspose2d or layer.kernel_size != layer.stride:"
+    yield "            continue"
+    yield "        plain = not any(layer.padding + layer.output_padding) and layer.dilation == (1, 1)"
+    yield "        if plain and layer.groups == 1:"
+    yield "            layer.__class__ = ShuffledConvTranspose2d"
 
 
 def _fold(arm: ArmSpec) -> Iterator[str]:

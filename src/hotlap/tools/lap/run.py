@@ -104,7 +104,7 @@ class _Run:
         _check_resumable(before, here, config.resume)
         self.folder = Path(before.path).parent
         fresh = begin("lap", before.name, config, sources, here)
-        self.record = dataclasses.replace(fresh, started_at=before.started_at)
+        self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
         return {stage.name: stage for stage in lap_of(before).stages}
 
     def _take_up(self) -> None:

@@ -57,7 +57,8 @@ class Case:
     has_kernels: bool = False
     has_norms: bool = False
     """Some BatchNorm may follow a convolution."""
-    fast_bf16: bool = True
+    fast_bf16: bool = False
+    """The CPU is known to be fast in bfloat16; a trace does not tell."""
 
     @property
     def scale(self) -> float:
@@ -132,11 +133,13 @@ def channels_last(case: Case) -> Iterator[_Hint]:
     device = "cuda" if case.on_cuda else "cpu"
     share = CHANNELS_LAST_SAVES[device]
     seen = case.analysis.layout_ms
+    part = format_percent(share)
+    changes = f"; {format_ms(seen)} of it only changes the memory format" if seen else ""
     yield _Hint(
         "channels_last",
         seen + share * max(time - seen, 0.0),
-        f"Convolution and pooling take {_share(time, case)}; {format_ms(seen)} of it only changes the memory format.",
-        f"Layout changes as measured; {format_percent(share)} of the rest is assumed.",
+        f"Convolution and pooling take {_share(time, case)}{changes}.",
+        f"Layout changes as measured; {part} of the rest is assumed." if seen else f"{part} of it is assumed.",
         {"channels_last": True},
     )
 

@@ -281,5 +281,6 @@ def _rate(ran: Profiled, step_ms: float, analysis: Analysis) -> str:
     """
     if not ran.flops or any(part.name == RECURRENT and part.share > 0.01 for part in analysis.categories):
         return ""
-    rate = ran.flops / (step_ms / 1e3) / 1e12
-    return f"The step's {format_number(ran.flops / 1e9)} GFLOP of products run at {format_number(rate)} TFLOP/s."
+    rate = ran.flops / (step_ms / 1e3)
+    speed = f"{format_number(rate / 1e12)} TFLOP/s" if rate >= 1e11 else f"{format_number(rate / 1e9)} GFLOP/s"
+    return f"The step's {format_number(ran.flops / 1e9)} GFLOP of products run at {speed}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import hotlap
 from hotlap.records.run import RunRecord, now
@@ -14,6 +14,8 @@ from hotlap.tools.report.document import (
     Document,
     Drawing,
     Fold,
+    Pair,
+    Pairs,
     Part,
     Question,
     Section,
@@ -38,7 +40,7 @@ def compose(records: Sequence[RunRecord], title: str = "") -> Document:
     """The whole report on ``records``, in the order given."""
     parts = tuple(part_of(record, place) for place, record in enumerate(records))
     several = len(records) > 1
-    parts = (*parts[:1], *map(_with_machine_folded, parts[1:]))
+    parts = (*parts[:1], *(_with_machine_told_once(part, parts[0]) for part in parts[1:]))
     front = [_story(records), _index(records, parts), *_together(records, parts)] if several else []
     return Document(
         title=page_title(list(records), title),
@@ -53,16 +55,29 @@ def _story(records: Sequence[RunRecord]) -> Section:
     return Section(title="The story", blocks=tuple(tell(records)), anchor="story", style="story")
 
 
-def _with_machine_folded(part: Part) -> Part:
-    """Of several records one shows the machine at once; the others keep theirs a click away."""
+def _with_machine_told_once(part: Part, first: Part) -> Part:
+    """Of several records the first shows the machine at once; the others say, a click away, what differs from it."""
+    known = {pair.name: pair.value for block in _machines(first) for pair in block.pairs}
 
-    def folded(block: Block) -> Block:
-        if isinstance(block, Fold) and block.title == MACHINE:
-            return dataclasses.replace(block, open=False)
-        return block
+    def shorter(block: Block) -> Block:
+        if not (isinstance(block, Fold) and block.title == MACHINE):
+            return block
+        other = [pair for old in block.blocks if isinstance(old, Pairs) for pair in old.pairs]
+        other = [pair for pair in other if known.get(pair.name) != pair.value]
+        lacking = known.keys() - {pair.name for block in _machines(part) for pair in block.pairs}
+        other += [Pair(name=name, value="none") for name in known if name in lacking]
+        said = Words(text=f"As in run {first.number}{', but for what follows' if other else ''}.", style="quiet")
+        return dataclasses.replace(block, open=False, blocks=(said, *([Pairs(pairs=tuple(other))] if other else [])))
 
-    sections = (dataclasses.replace(s, blocks=tuple(map(folded, s.blocks))) for s in part.sections)
+    sections = (dataclasses.replace(s, blocks=tuple(map(shorter, s.blocks))) for s in part.sections)
     return dataclasses.replace(part, sections=tuple(sections))
+
+
+def _machines(part: Part) -> Iterator[Pairs]:
+    for section in part.sections:
+        for block in section.blocks:
+            if isinstance(block, Fold) and block.title == MACHINE:
+                yield from (inner for inner in block.blocks if isinstance(inner, Pairs))
 
 
 def _with_next_steps(part: Part, record: RunRecord) -> Part:

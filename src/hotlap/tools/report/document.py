@@ -228,6 +228,11 @@ class Part:
     lines: tuple[str, ...]
     sections: tuple[Section, ...]
 
+    @property
+    def label(self) -> str:
+        """Its kind and its name; stages of a lap are often called by their kind already."""
+        return self.name if self.kind in re.split("[ -]", self.name) else f"{self.kind} {self.name}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:

@@ -81,7 +81,7 @@ class MarkdownWriter:
 
     def verdict(self, part: Part, of: int) -> str:
         number = f"{part.number}. " if of > 1 else ""
-        lines = [f'<a id="{part.anchor}"></a>\n\n## {escape(f"{number}{part.kind} {part.name}")}\n']
+        lines = [f'<a id="{part.anchor}"></a>\n\n## {escape(number + part.label)}\n']
         if part.alert:
             lines.append(f"> **{escape(part.alert)}**\n")
         lines.append(f"**{escape(part.badge)}**: {escape(part.headline)}\n")

@@ -43,6 +43,13 @@ def same_model(records: Sequence[RunRecord]) -> str:
     return " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
 
 
+def command_for(verb: str, records: Sequence[RunRecord]) -> str:
+    """``hotlap VERB`` on the model of these records, in the mode that they are about."""
+    mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
+    flag = {"tune": "--for"}.get(verb, "--mode")
+    return f"hotlap {verb} {same_model(records)}" + (f" {flag} infer" if mode == "infer" else "")
+
+
 def _inputs(record: RunRecord) -> list[str]:
     return [word for shape in record.config.get("input") or [] for word in ("--input", shlex.quote(str(shape)))]
 
@@ -137,12 +144,11 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    target = same_model(records)
-    mode = next((str(m) for record in records if (m := record.config.get("mode"))), "train")
+    bench, profile, tune = (command_for(verb, records) for verb in ("bench", "profile", "tune"))
     if "tune" in kinds and "bench" not in kinds:
-        yield Answer(text="Measure what the search chose, beside the plain arm.", command=f"hotlap bench {target}")
+        yield Answer(text="Measure what the search chose, beside the plain arm.", command=bench)
     if kinds & {"bench", "train"} and not kinds & {"profile", "tune", "lap"}:
-        yield Answer(text="See where the time goes.", command=f"hotlap profile {target}")
-        yield Answer(text="Search for a faster configuration.", command=f"hotlap tune {target} --for {mode}")
+        yield Answer(text="See where the time goes.", command=profile)
+        yield Answer(text="Search for a faster configuration.", command=tune)
     if "profile" in kinds and not kinds & {"tune", "lap"}:
-        yield Answer(text="Let a search try these and their combinations.", command=f"hotlap tune {target}")
+        yield Answer(text="Let a search try these and their combinations.", command=tune)

@@ -23,7 +23,7 @@ from hotlap.base.format import (
 from hotlap.records.measurement import Comparison
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer, Question
-from hotlap.tools.report.next_steps import next_steps, same_model
+from hotlap.tools.report.next_steps import command_for, next_steps
 from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
 from hotlap.tools.report.training import device_of, training_log
@@ -60,11 +60,10 @@ class Witness:
 def tell(records: Sequence[RunRecord]) -> list[Question]:
     """The five questions with what the records answer."""
     seen = [Witness(record=record, place=place) for place, record in enumerate(records)]
-    target = same_model(records)
     asked: list[tuple[str, Callable[[Sequence[Witness]], Iterator[Answer]], str]] = [
-        ("What was slow?", what_was_slow, f"hotlap profile {target}"),
-        ("What changed?", what_changed, f"hotlap tune {target}"),
-        ("What did it gain?", what_it_gained, f"hotlap bench {target}"),
+        ("What was slow?", what_was_slow, command_for("profile", records)),
+        ("What changed?", what_changed, command_for("tune", records)),
+        ("What did it gain?", what_it_gained, command_for("bench", records)),
         ("Can I trust it?", can_i_trust_it, "hotlap doctor"),
     ]
     found = []

@@ -141,7 +141,7 @@ class _Writer:
     def part(self, part: Part, of: int) -> str:
         number = f"Run {part.number}: " if of > 1 else ""
         badge = _coloured(rf"\textbf{{{escape(part.badge)}}}", part.tone)
-        lines = [f"\n\\section{{{escape(f'{number}{part.kind} {part.name}')}}}\n"]
+        lines = [f"\n\\section{{{escape(number + part.label)}}}\n"]
         if part.alert:
             lines.append(f"{_coloured(escape(part.alert), part.tone)}\n\n")
         lines.append(f"{badge}\\quad \\textbf{{{escape(part.headline)}}}\n\n")

@@ -161,9 +161,18 @@ def _compile(arm: ArmSpec) -> dict[str, Any] | None:
     return {"mode": None if arm.compile == "default" else arm.compile, "dynamic": False} if arm.compile else None
 
 
+MODEL_CHANGES = {
+    "folded": "hotlap.measure.folded.fold_norms(model, run), where run() calls the model once on a few samples",
+    "padded": "hotlap.measure.padded.pad_channels(model)",
+    "shuffled": "hotlap.measure.shuffled.shuffle_blocks(model)",
+    "kernels": "hotlap.measure.session.use_kernels(model)",
+}
+
+
 def _by_hand(arm: ArmSpec) -> list[str]:
     """What the trainer has no argument for."""
     lines = ["model = model.to(memory_format=torch.channels_last)"] if arm.channels_last else []
+    lines += [line for option, line in MODEL_CHANGES.items() if getattr(arm, option)]
     lines += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
     lines += ["the optimizer with fused=True"] if arm.fused else []
     lines += [f"torch.set_num_threads({arm.threads})"] if arm.threads else []

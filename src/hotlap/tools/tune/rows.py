@@ -150,3 +150,16 @@ def estimates(rows: Iterable[Row]) -> dict[Config, Estimate]:
         by_config.setdefault(row.config, []).append(row)
     found = {config: estimate(of_one) for config, of_one in by_config.items()}
     return {config: one for config, one in found.items() if one is not None}
+
+
+@dataclass
+class Outcome:
+    """What a search came to."""
+
+    winner: Config | None
+    confirmed: Row | None
+    """The winner's last run, in its final form."""
+    ranking: list[Estimate]
+    refused: dict[str, str] = field(default_factory=dict)
+    """Arms and configurations that were refused, with the reason."""
+    notes: list[str] = field(default_factory=list)

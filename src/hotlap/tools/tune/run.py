@@ -31,8 +31,8 @@ from hotlap.tools.tune.config import TuneConfig, find_search
 from hotlap.tools.tune.export import write_exports
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.lab import ProcessLab
-from hotlap.tools.tune.rows import GateRow, Row, estimates
-from hotlap.tools.tune.search import Outcome, Search, numeric_class
+from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.search import Search, numeric_class
 from hotlap.tools.tune.space import Space, make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
 from hotlap.tools.tune.verify import verify
@@ -168,7 +168,7 @@ class _Run:
             )
         self.folder = Path(before.path).parent
         fresh = begin("tune", before.name, self.config, sources, self.environment)
-        self.record = dataclasses.replace(fresh, started_at=before.started_at)
+        self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
         rows = [decode(Row, row) for row in found.get("rows", [])]
         self.notes.append(f"Resumed with {len(rows)} trials of an earlier start.")
         return rows, [decode(GateRow, gate) for gate in found.get("gates", [])], list(before.gates)

@@ -7,14 +7,13 @@ to the same point without a new trial, and goes on from there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row, estimates
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.space import Space
 
 NUM_LEADERS = 3
@@ -64,19 +63,6 @@ class Lab(Protocol):
 def numeric_class(arm: str) -> str:
     """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
     return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
-
-
-@dataclass
-class Outcome:
-    """What a search came to."""
-
-    winner: Config | None
-    confirmed: Row | None
-    """The winner's last run, in its final form."""
-    ranking: list[Estimate]
-    refused: dict[str, str] = field(default_factory=dict)
-    """Arms and configurations that were refused, with the reason."""
-    notes: list[str] = field(default_factory=list)
 
 
 class Search:
@@ -390,21 +376,33 @@ class Search:
         return list(found.values())[:NUM_FINALISTS]
 
     def _finish(self) -> Outcome:
-        """Times the best again, judges them, and runs the first right one in its final form."""
+        """Times the best again, judges them, and runs the first right one in its final form, and what overtakes it."""
         for rung in (1, 2):
             for one in self._doubtful(self._contenders(), rung):
                 self._try("final", one.config, rung)
-        tried: set[Config] = set()
-        while len(tried) < NUM_CONFIRMED:
-            best = next((e for e in self._ranked() if e.config not in tried and self._judged(e)), None)
-            if best is None:
+        confirmed: dict[Config, Row] = {}
+        failed: set[Config] = set()
+        while len(confirmed) + len(failed) < NUM_CONFIRMED:
+            able = [e for e in self._ranked() if e.config not in failed and self._may_win(e, confirmed)]
+            best = next((one for one in able if self._judged(one)), None)
+            if best is None or best.config in confirmed:
                 break
-            tried.add(best.config)
             row = self._confirm(best.config)
             if row.ok and self._still_admitted(best.config):
-                return self._outcome(best.config, row)
+                confirmed[best.config] = row
+                continue
+            failed.add(best.config)
             self.refused[str(best.config)] = row.why or f"{self.goal.says()} does not hold in its final form"
-        return self._outcome(None, None)
+        winner = next((e.config for e in self._ranked() if e.config in confirmed), None)
+        return self._outcome(winner, confirmed[winner] if winner else None)
+
+    def _may_win(self, one: Estimate, confirmed: Container[Config]) -> bool:
+        """Whether one had its last run, or is worth one: the first is; others where a winner's put it behind them."""
+        rates = [known.rate for config, known in estimates(self.lab.rows).items() if config in confirmed]
+        if not rates or one.config in confirmed:
+            return True
+        faster = self.goal.objective == "throughput" and one.rate > (1 + TOLERATED) * max(rates)
+        return faster and self.budget.affords(self.lab, one.config, RACE_RUNG, "confirm")
 
     def _ranked(self) -> list[Estimate]:
         """What ran, best first; without what is known to answer wrongly, which must not set the mark for others."""

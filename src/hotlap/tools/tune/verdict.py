@@ -12,8 +12,8 @@ from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Row, estimates
-from hotlap.tools.tune.search import Outcome, numeric_class
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.search import CLOSE, numeric_class
 
 
 def give_verdict(
@@ -41,7 +41,7 @@ def give_verdict(
         f"{outcome.winner}: {format_rate(best.rate)}, error {format_percent(error)} of what is allowed"
         + _beside(rows, outcome.winner)
     )
-    lines = [_cost_line(best), *_lines(rows, gates, refused)]
+    lines = [_cost_line(best), *_overtaken(rows, gates, best, goal), *_lines(rows, gates, refused)]
     return Verdict(outcome="tuned", headline=headline, exit_code=EXIT_OK, lines=lines)
 
 
@@ -58,6 +58,19 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
     if not any(row.ok for row in rows):
         return f"no trial ran ({rows[-1].why})" if rows else "no trial ran"
     return f"none is {goal.says()} and gives the right answer in its final form"
+
+
+def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
+    """Says that the winner's last run put it behind another right configuration, which the table shows above it."""
+    right = {name for name, gate in gates.items() if gate.passed}
+    ranked = goal.order(one for one in estimates(rows).values() if numeric_class(one.config.arm) in right)
+    if goal.objective != "throughput" or not ranked or ranked[0].rate <= (1 + CLOSE) * winner.rate:
+        return []
+    first = ranked[0]
+    return [
+        f"its last run, in a fresh process, was slower than its trials; {first.config} had {format_rate(first.rate)} "
+        "in its own. Other work on this machine may be why: search again when it is idle"
+    ]
 
 
 def _cost_line(best: Estimate) -> str:

@@ -112,9 +112,10 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
     if arm.folded:
         found.append(_check("folded", not seen["num_norms"], f"{seen['num_norms']} norms ran", "no norms"))
-    if arm.padded or seen["num_padded"]:
-        saw = f"{seen['num_padded']} padded convolutions ran"
-        found.append(_check("padded", bool(seen["num_padded"]) == arm.padded, saw, _word(arm.padded)))
+    for word, asked in (("padded", arm.padded), ("shuffled", arm.shuffled)):
+        count = seen[f"num_{word}"]
+        if asked or count:
+            found.append(_check(word, bool(count) == asked, f"{count} {word} convolutions ran", _word(asked)))
     return found + _device_checks(arm, seen)
 
 
