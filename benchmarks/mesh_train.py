@@ -4,12 +4,11 @@
     PYTHONPATH=src:. python -m benchmarks.mesh_train prepared/ --stage coarse --minutes 9 --out scores/
     PYTHONPATH=src:. python -m benchmarks.mesh_train prepared/ --stage refine --minutes 9 --out scores/
 
-The minutes are all of a stage: reading, trying which way to train is the fastest, the training, whose learning rate
-falls to 0 at its end, scores and pictures. A call that was cut short is gone on with by the same call. The second stage
-begins with the last weights of the first. The weights that are scored are the last ones: nothing is chosen by the
-held-out objects. Every stage adds to scores/mesh_train.json as soon as something is known: the curve, then the scores
-of every object beside those of the untrained template. Pictures show held-out and trained objects, STAGE_half.pt holds
-the weights in half precision.
+The minutes are all of a stage: reading, the training, whose learning rate falls to 0 at its end, scores and pictures.
+A call that was cut short is gone on with by the same call. The second stage begins with the last weights of the first.
+The weights that are scored are the last ones: nothing is chosen by the held-out objects. Every stage adds to
+scores/mesh_train.json as soon as something is known: the curve, then the scores of every object beside those of the
+untrained template. Pictures show held-out and trained objects, STAGE_half.pt holds the weights in half precision.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from benchmarks.timed_training import BEGAN, Clock, add_result, fastest, read_cu
 from hotlap.base.settings import parse_scalar
 from hotlap.data.white_picture import encode_png
 from hotlap.device.host import read_host
+from hotlap.device.precision import set_fp32_precision
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.parts import pick_device
 from hotlap.measure.weights import read_weights
@@ -67,7 +67,7 @@ def ways_of(args: argparse.Namespace, device: torch.device) -> dict[str, TrainCo
     """How the stage may be run."""
     if device.type != "cuda":
         return {"eager": settings(args)}
-    return {"graph": settings(args, fused=True, graph=True), "eager": settings(args, fused=True)}
+    return {way: settings(args, fused=True, graph=way == "graph") for way in args.ways.split(",")}
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,6 +108,7 @@ def trained(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def score(args: argparse.Namespace, row: dict[str, Any], device: torch.device) -> list[str]:
     """Scores held-out and trained objects, with a picture of some of each; what falls short of what is asked."""
+    set_fp32_precision("ieee")
     weights = Path(row["outcome"]["last_checkpoint"])
     workload, model = load_network("pixel2mesh-pp", args.stage, options_of(args), weights)
     keep_half(weights, model, args.out / f"{args.stage}_half.pt")
@@ -160,7 +161,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="folder that 'hotlap mesh views' prepared")
     parser.add_argument("--stage", choices=["coarse", "refine"], required=True)
     parser.add_argument("--minutes", type=float, default=9.0, help="of the whole stage, scores and pictures included")
-    parser.add_argument("--reserve", type=float, default=40.0, help="seconds of them for scores and pictures")
+    parser.add_argument("--reserve", type=float, default=45.0, help="seconds of them for scores and pictures")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, help="at its highest; by default 3e-4 coarse, 1e-4 refine")
     parser.add_argument("--warmup", type=int, default=WARMUP, help="steps in which it rises")
@@ -170,6 +171,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hold-out", type=int, default=8)
     parser.add_argument("--precision", default="", help="by default 32-true, and bf16-mixed to refine on a card")
     parser.add_argument("--workers", type=int, default=8, help="processes that load samples")
+    parser.add_argument("--ways", default="graph", help="graph, eager: the faster of those given, on a card")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of the network")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.segment_train import add_recipe, ways_of
-from benchmarks.timed_training import Printer, fastest, judged_later
+from benchmarks.timed_training import Printer, fastest, judged_later, seconds_a_step
 
 from hotlap.data.instance_images import IMAGES, LABELS, InstanceImage, find_images, split_images
 from hotlap.data.micrograph import normalise
@@ -182,8 +182,10 @@ def main() -> int:
     print(f"{count - len(images)} images to learn from, {len(images)} to choose by", flush=True)
     found = ways(args, heads[0], data)
     workload = cells(**next(iter(found.values())).workload)
-    way, paces = fastest(workload, found, pick_device(args.device))
-    steps = args.steps or max(1, int(60 * args.minutes * LEARNING / len(heads) / float(paces[way])))
+    device = pick_device(args.device)
+    way, paces = fastest(workload, found, device)
+    pace = float(paces[way]) if way in paces else 0.0 if args.steps else seconds_a_step(workload, found[way], device)
+    steps = args.steps or max(1, int(60 * args.minutes * LEARNING / len(heads) / pace))
     answers: dict[str, Any] = {}
     for head in heads:
         seconds = train_head(args, ways(args, head, data)[way], head, steps)

@@ -45,7 +45,7 @@ def settings(args: argparse.Namespace, data: Path, out: Path, device: torch.devi
         crops=args.crops, lr=args.lr, warmup=args.warmup, epochs=1_000_000, device=args.device, eval_every=0,
         precision="bf16-mixed" if device.type == "cuda" else "32-true", workers=args.workers, seed=args.seed,
     )  # fmt: skip
-    return dataclasses.replace(training(wanted), log_every=20, save_every_s=150.0, keep=1, **way)
+    return dataclasses.replace(training(wanted), log_every=20, save_every_s=100.0, keep=1, **way)
 
 
 def ways_of(args: argparse.Namespace, data: Path, out: Path, device: torch.device) -> dict[str, TrainConfig]:
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--model", default="hrnet")
     parser.add_argument("--head", default=SegmentTrainConfig.head)
     parser.add_argument("--minutes", type=float, default=7.0, help="of the whole, scores and pictures included")
-    parser.add_argument("--reserve", type=float, default=45.0, help="seconds of them for scores and pictures")
+    parser.add_argument("--reserve", type=float, default=60.0, help="seconds of them for scores and pictures")
     parser.add_argument("--out", type=Path, default=Path("segment-train"))
     add_recipe(parser)
     args = parser.parse_args()

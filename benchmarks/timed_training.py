@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
+import signal
 import statistics
 import tempfile
 import time
@@ -87,7 +89,12 @@ def seconds_a_step(workload: Workload, config: TrainConfig, device: torch.device
 def fastest(
     workload: Workload, ways: Mapping[str, TrainConfig], device: torch.device
 ) -> tuple[str, dict[str, float | str]]:
-    """The name of the fastest way to train, and what each takes in seconds a step, or why it does not run."""
+    """The name of the fastest way to train, and what each takes in seconds a step, or why it does not run.
+
+    Nothing is tried where there is no choice.
+    """
+    if len(ways) == 1:
+        return next(iter(ways)), {}
     found: dict[str, float | str] = {}
     for name, config in ways.items():
         try:
@@ -97,6 +104,7 @@ def fastest(
             found[name] = traceback.format_exc()[-1500:]
             print(f"{name} does not run: {found[name]}", flush=True)
         torch._dynamo.reset()
+        gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     right = {name: value for name, value in found.items() if isinstance(value, float)}
@@ -114,6 +122,7 @@ class Clock:
         self.earlier_s, self.end = float(kept["spent_s"]), kept["end"]
         self.deadline = BEGAN + seconds - self.earlier_s
         self.trainer: Trainer | None = None
+        self.told = False
         self._paces: deque[float] = deque(maxlen=5)
         self._mark: tuple[int, float] | None = None
 
@@ -137,7 +146,11 @@ class Clock:
             self._mark = step, now
             self._plan(step)
             self.keep()
-        return self.left_s < -GRACE_S
+        return self.told or self.left_s < -GRACE_S
+
+    def stop(self, *_: Any) -> None:
+        """Hears of a signal: the training saves a checkpoint and ends."""
+        self.told = True
 
     def _plan(self, step: int) -> None:
         """The first window is not asked: libraries choose algorithms in it."""
@@ -158,10 +171,15 @@ def train_within(workload: Workload, config: TrainConfig, folder: Path, device: 
     earlier = CheckpointStore(folder / CHECKPOINTS).load("latest")
     if earlier is not None and clock.end is not None:
         clock.trainer.end_at(clock.end if clock.left_s > 0 else earlier.step)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, clock.stop)
     try:
-        return clock.trainer.run(earlier)
+        outcome = clock.trainer.run(earlier)
     finally:
         clock.keep()
+    if clock.told:
+        raise SystemExit(f"told to stop at step {outcome.step}; the same call goes on from there")
+    return outcome
 
 
 def judged_later(workload: Workload) -> Workload:
