@@ -67,7 +67,6 @@ class _Enough(Exception):
 def seconds_a_step(workload: Workload, config: TrainConfig, device: torch.device) -> float:
     """The mean time of a training step once it has settled; nothing is kept of the training."""
     marks: list[tuple[int, float]] = []
-    began = time.perf_counter()
 
     def stop() -> bool:
         step, late = trainer.progress.step, time.perf_counter() - began > TRIAL_S
@@ -81,6 +80,7 @@ def seconds_a_step(workload: Workload, config: TrainConfig, device: torch.device
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
         trainer = Trainer(judged_later(workload), config, Path(folder), device, should_stop=stop)
+        began = time.perf_counter()
         trainer.run()
     (first, begin), (last, end) = marks
     return (end - begin) / (last - first)
@@ -103,7 +103,8 @@ def fastest(
         except Exception:  # noqa: BLE001 - whatever is wrong with one way, another may do
             found[name] = traceback.format_exc()[-1500:]
             print(f"{name} does not run: {found[name]}", flush=True)
-        torch._dynamo.reset()
+        if config.compile != "off":
+            torch._dynamo.reset()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
