@@ -36,8 +36,8 @@ def samples(run: Callable[[], Any], count: int = 20, warm_up: int = 3, seconds: 
     return times
 
 
-def replayed(run: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph."""
+def recorded(run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
+    """The call as a CUDA graph: what replays it, and its answer, which every replay writes anew."""
     import torch
 
     side = torch.cuda.Stream()
@@ -48,8 +48,8 @@ def replayed(run: Callable[[], Any]) -> Callable[[], Any]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+        answer = run()
+    return graph.replay, answer
 
 
 def timed(arm: str, run: Callable[[], Any], *, graph: bool = False, per: int = 1) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def timed(arm: str, run: Callable[[], Any], *, graph: bool = False, per: int = 1
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        call = replayed(run) if graph else run
+        call = recorded(run)[0] if graph else run
         found = [sample / per for sample in samples(call)]
         peak = torch.cuda.max_memory_allocated() - before
         yield {"arm": arm, "ms": found, "per": per, "peak_mb": peak / 1e6}
@@ -106,27 +106,49 @@ def medians(findings: list[Finding]) -> dict[str, float]:
 def run_all(
     module: str, text: str | None, jobs: Mapping[str, Job], verdict: Callable[[dict[str, list[Finding]]], Iterator[str]]
 ) -> None:
-    """The command line of a benchmark: runs its jobs, writes what they find to --out after each, ends with verdicts."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(f"{module.rpartition('.')[2]}.json"))
-    parser.add_argument("--only", default="", help="beginnings of jobs, separated by commas; all by default")
-    parser.add_argument("--timeout", type=float, default=140.0, help="seconds for each job")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    """The command line of a benchmark: runs its jobs, writes what they find to --out after each, ends with verdicts.
+
+    A later call adds to what is there: the jobs that it runs take the place of earlier ones of the same name.
+    """
+    given = _parsed(module, text)
     if given.job:
         _work(jobs[given.job])
         return
     from hotlap.records.environment import capture
 
-    results: dict[str, list[Finding]] = {}
-    environment = dataclasses.asdict(capture())
+    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
+    results: dict[str, list[Finding]] = kept.get("results", {})
+    environments: dict[str, Any] = kept.get("environments", {})
+    environment, began = dataclasses.asdict(capture()), time.monotonic()
     for name in jobs:
-        if name.startswith(tuple(given.only.split(","))):
-            results[name] = _run(module, name, given.timeout)
-            for finding in results[name]:
-                print(f"{name}: {describe(finding)}", flush=True)
-            given.out.write_text(json.dumps({"results": results, "environment": environment}, indent=1) + "\n")
+        if not name.startswith(tuple(given.only.split(","))) or (given.missing and _went_well(results.get(name))):
+            continue
+        left = 60 * given.minutes - (time.monotonic() - began)
+        if left <= 0:
+            print(f"{name}: not begun, the minutes are over", flush=True)
+            continue
+        results[name] = _run(module, name, min(given.timeout, left))
+        environments[name] = environment
+        for finding in results[name]:
+            print(f"{name}: {describe(finding)}", flush=True)
+        content = {"results": results, "environments": environments}
+        given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(verdict(results)))
+
+
+def _parsed(module: str, text: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(f"{module.rpartition('.')[2]}.json"))
+    parser.add_argument("--only", default="", help="beginnings of jobs, separated by commas; all by default")
+    parser.add_argument("--timeout", type=float, default=140.0, help="seconds for each job")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for all; jobs that no longer fit are named")
+    parser.add_argument("--missing", action="store_true", help="only jobs that --out has nothing of, or an error")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _went_well(findings: list[Finding] | None) -> bool:
+    return bool(findings) and not any("error" in finding for finding in findings or ())
 
 
 def _work(job: Job) -> None:

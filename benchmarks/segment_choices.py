@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.segment_train import Printer, seconds_a_step
+from benchmarks.segment_train import add_recipe, ways_of
+from benchmarks.timed_training import Printer, fastest, judged_later, seconds_a_step
 
 from hotlap.data.instance_images import IMAGES, LABELS, InstanceImage, find_images, split_images
 from hotlap.data.micrograph import normalise
@@ -32,7 +33,7 @@ from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
-from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
+from hotlap.segment.app import keep_weights
 from hotlap.segment.cells import cells
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instance_metrics import score_image, summarise
@@ -62,31 +63,27 @@ def training_part(source: Path, file: Path) -> int:
     return len(kept)
 
 
-def learning(args: argparse.Namespace, head: str, data: Path) -> TrainConfig:
-    """What a network of a head is trained by."""
-    device = pick_device(args.device)
-    return training(
-        SegmentTrainConfig(
-            data=data, model=args.model, width=args.width, head=head, out=args.out / head, size=args.size,
-            batch=args.batch, crops=args.crops, lr=args.lr, epochs=1_000_000, device=args.device, eval_every=0,
-            precision="bf16-mixed" if device.type == "cuda" else "32-true", workers=args.workers, seed=args.seed,
-        )
-    )  # fmt: skip
+def ways(args: argparse.Namespace, head: str, data: Path) -> dict[str, TrainConfig]:
+    """How the network of a head may be trained."""
+    with_head = argparse.Namespace(**vars(args) | {"head": head})
+    return ways_of(with_head, data, args.out / head, pick_device(args.device))
 
 
-def train_head(args: argparse.Namespace, head: str, data: Path, steps: int) -> float:
+def train_head(args: argparse.Namespace, config: TrainConfig, head: str, steps: int) -> float:
     """Trains the network of one head and leaves its weights; the seconds it took."""
     folder = args.out / head / "run"
     folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.replace(learning(args, head, data), steps=steps)
+    config = dataclasses.replace(config, steps=steps)
+    workload, device = judged_later(cells(**config.workload)), pick_device(args.device)
     began = time.monotonic()
-    Trainer(cells(**config.workload), config, folder, pick_device(args.device), emit=Printer()).run()
+    Trainer(workload, config, folder, device, emit=Printer()).run()
     keep_weights(folder, args.out / head)
     return time.monotonic() - began
 
 
 def seen(args: argparse.Namespace, head: str, images: list[InstanceImage]) -> list[tuple[Array, Array]]:
     """The true labels and the predicted maps of the validation part."""
+    torch.backends.cudnn.benchmark = False  # pictures come in many sizes
     net = load_predictor(SegmentPredictConfig(folder=args.out, model=str(args.out / head), device=args.device))
     read = [image.read() for image in images]
     tiles = TileConfig(multiple=32, batch=args.batch)
@@ -173,28 +170,25 @@ def main() -> int:
     parser.add_argument("data", type=Path)
     parser.add_argument("--heads", default=",".join(HEADS))
     parser.add_argument("--model", default="unet")
-    parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=2.8, help="for all heads together")
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--crops", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--steps", type=int, default=0, help="of each head, in place of what fits the minutes")
-    parser.add_argument("--workers", type=int, default=None)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("segment-choices"))
+    add_recipe(parser)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     data, heads = args.out / "training_part.npz", args.heads.split(",")
     count = training_part(args.data, data)
     _, images = split_images(find_images(data))
     print(f"{count - len(images)} images to learn from, {len(images)} to choose by", flush=True)
-    pace = 0.0 if args.steps else seconds_a_step(learning(args, heads[0], data), pick_device(args.device))
+    found = ways(args, heads[0], data)
+    workload = cells(**next(iter(found.values())).workload)
+    device = pick_device(args.device)
+    way, paces = fastest(workload, found, device)
+    pace = float(paces[way]) if way in paces else 0.0 if args.steps else seconds_a_step(workload, found[way], device)
     steps = args.steps or max(1, int(60 * args.minutes * LEARNING / len(heads) / pace))
     answers: dict[str, Any] = {}
     for head in heads:
-        seconds = train_head(args, head, data, steps)
+        seconds = train_head(args, ways(args, head, data)[way], head, steps)
         pairs = seen(args, head, images)
         rows = judged(pairs, head)
         answers[head] = {"steps": steps, "train_s": seconds, "rows": rows, "usual_ap50": by_image(pairs, head)}

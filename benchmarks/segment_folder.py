@@ -13,7 +13,6 @@ and are not counted.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.segment_speed import learned
+from benchmarks.timed_training import add_result
 from PIL import Image
 
 from hotlap.data.batch_sizes import read_batch_size
@@ -163,16 +163,11 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("segment_folder.json"))
     args = parser.parse_args()
-    answers: dict[str, Any] = {}
+    config, environment = {name: str(value) for name, value in vars(args).items()}, encode(capture())
     for model in args.models.split(","):
-        answers[model] = one_model(args, model)
-        tell(model, answers[model])
-        kept = {
-            "models": answers,
-            "config": {k: str(v) for k, v in vars(args).items()},
-            "environment": encode(capture()),
-        }
-        args.out.write_text(json.dumps(kept, indent=1) + "\n")
+        answer = one_model(args, model)
+        tell(model, answer)
+        add_result(args.out, "models", model, {**answer, "config": config, "environment": environment})
     return 0
 
 

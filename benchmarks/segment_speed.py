@@ -1,46 +1,61 @@
 """Images a second of the three cell networks at 1024x1024, model only: eager float32 at batch 1 against fast forms.
 
-    PYTHONPATH=src python benchmarks/segment_speed.py --models hrnet --minutes 9 --out segment_speed.json
+    PYTHONPATH=src:. python -m benchmarks.segment_speed --only hrnet --minutes 9 --timeout 240 --out segment_speed.json
 
-Each network first learns drawn cells for some hundred steps, so that its masks mean something, or takes the weights of
-a training (--weights). Every form passes a gate first, or gets no figure: its foreground masks against those of eager
-float32 on the same card and the same images, every pixel counted, IoU at least 0.995. Before and after each form the
-base is timed again, and the ratio is to the median of both, so that drift falls on both. Forms that no longer
-fit the minutes are named. The last lines of a network say whether it gains from batches: the best images a second over
-those of the same form at batch 1.
+Each network takes the weights of a training, HOTLAP_SEGMENT_WEIGHTS=segment-train/{model}/weights.pt, or first learns
+drawn cells for some hundred steps (the job MODEL:learn), so that its masks mean something. Every form is a job in a
+process of its own, and passes a gate first, or gets no figure: its foreground masks against those of eager float32 on
+the same card and the same images, every pixel counted, IoU at least 0.995. Before and after each form the base is timed
+again, and the ratio is to the median of both, so that drift falls on both. The last lines of a network say whether it
+gains from batches: the best images a second over those of the same form at batch 1. Later calls add to the same file.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import gc
-import json
+import os
 import statistics
-import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.card_jobs import Finding, run_all
 
-from hotlap.base.errors import HotlapError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.session import Session
 from hotlap.measure.weights import with_weights
 from hotlap.records.codec import encode
-from hotlap.records.environment import capture
 from hotlap.segment.cells import CellWorkload, cells
 from hotlap.segment.metrics import map_agreement
 
 BASE = "cuda"
 FAST = "cuda:bf16+channels_last+compile+cudnn_benchmark+graph"
 PLAIN = "cuda:bf16+cudnn_benchmark+graph"
-FORMS = ((FAST, 8), (FAST, 1), (PLAIN, 8), (PLAIN, 1), (FAST, 16), (FAST, 4), (PLAIN, 16), (FAST, 32), (FAST, 2))
+LAST = "cuda:bf16+channels_last+cudnn_benchmark+graph"
+FORMS = (
+    (FAST, 8),
+    (PLAIN, 8),
+    (LAST, 8),
+    (FAST, 1),
+    (FAST, 16),
+    (PLAIN, 1),
+    (FAST, 4),
+    (FAST, 32),
+    (PLAIN, 16),
+    (FAST, 2),
+)
 """In this order, the most telling first: compilation takes a minute each."""
 ASKED = {"hrnet": 150.0, "resunet-small": 100.0, "ma-resunet": 40.0}
 """Images a second; and ASKED_RATIO times the base."""
 ASKED_RATIO = 4.0
+SIZE = 1024
+SECONDS = 1.5
+"""Timed, of each form."""
+LEARNED = Path("runs/segment_speed")
+"""Where the weights of drawn cells lie."""
 GATE_IMAGES = 4
 GAINS = 1.05
 """A batch is said to help from here on."""
@@ -97,6 +112,22 @@ def learned(workload: CellWorkload, steps: int, seconds: float) -> CellWorkload:
     return trained
 
 
+def weights_of(model: str) -> Path:
+    """The weights that a network is judged with: a training's, or those of drawn cells."""
+    given = os.environ.get("HOTLAP_SEGMENT_WEIGHTS")
+    return Path(given.format(model=model)) if given else LEARNED / f"{model}.pt"
+
+
+def learn(model: str) -> Iterator[Finding]:
+    """Leaves weights that have seen drawn cells, unless a training's are given or they are there already."""
+    file = weights_of(model)
+    if not file.is_file():
+        trained = learned(cells(model=model, size=SIZE, augment=False), 300, 60.0)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(trained.build_model().state_dict(), file)
+    yield {"weights": str(file)}
+
+
 def open_session(workload: CellWorkload, arm: str, batch: int) -> Session:
     return Session(workload, parse_arm(arm), mode="infer", batch=batch, seed=0)
 
@@ -121,109 +152,77 @@ def gate(base: Session, form: Session) -> dict[str, Any]:
     }
 
 
-def one_form(workload: CellWorkload, base: Session, arm: str, batch: int, seconds: float) -> dict[str, Any]:
-    """The figures of one form at one batch, or why there are none."""
-    answer: dict[str, Any] = {"arm": arm, "batch": batch}
+def one_form(model: str, arm: str, batch: int) -> Iterator[Finding]:
+    """The gate of one form at one batch, then its milliseconds an image between two timings of the base."""
+    workload = with_weights(cells(model=model, size=SIZE, augment=False), weights_of(model))
+    base = open_session(workload, BASE, 1)  # type: ignore[arg-type]
     began = time.perf_counter()
-    try:
-        torch.cuda.reset_peak_memory_stats()
-        form = open_session(workload, arm, batch)
-        answer["gate"] = gate(base, form)
-        answer["start_s"] = time.perf_counter() - began
-        if answer["gate"]["passed"]:
-            base.activate()
-            before = timed_ms(base, seconds / 2)
-            form.activate()
-            answer["ms"] = timed_ms(form, seconds)
-            base.activate()
-            answer["base_ms"] = before + timed_ms(base, seconds / 2)
-            answer["images_per_s"] = 1e3 * batch / statistics.median(answer["ms"])
-            answer["ratio"] = answer["images_per_s"] * statistics.median(answer["base_ms"]) / 1e3
-        answer["peak_bytes"] = torch.cuda.max_memory_allocated()
-    except (HotlapError, torch.OutOfMemoryError, RuntimeError) as error:
-        answer["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
-    form = None  # type: ignore[assignment]
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return answer
+    form = open_session(workload, arm, batch)  # type: ignore[arg-type]
+    found = gate(base, form)
+    yield {"gate": form_name(arm, batch), "start_s": time.perf_counter() - began, **found}
+    if not found["passed"]:
+        return
+    base.activate()
+    base_ms = timed_ms(base, SECONDS / 2)
+    form.activate()
+    torch.cuda.reset_peak_memory_stats()
+    ms = timed_ms(form, SECONDS)
+    peak = torch.cuda.max_memory_allocated()
+    base.activate()
+    base_ms += timed_ms(base, SECONDS / 2)
+    yield {"arm": "eager float32, batch 1", "ms": base_ms, "per": 1, "peak_mb": 0.0}
+    one = [sample / batch for sample in ms]
+    yield {"arm": form_name(arm, batch), "form": arm, "batch": batch, "ms": one, "per": batch, "peak_mb": peak / 1e6}
 
 
-def tell(model: str, form: dict[str, Any]) -> None:
-    head = f"{model} {form['arm']} at batch {form['batch']}: "
-    if "failed" in form:
-        print(head + form["failed"], flush=True)
-    elif "images_per_s" not in form:
-        print(head + f"RED GATE, no figure: {form['gate']}", flush=True)
-    else:
-        iou = form["gate"]["agreements"][0]["value"]
-        print(
-            head + f"{form['images_per_s']:.1f} images/s, {form['ratio']:.2f}x eager float32 at batch 1; mask IoU "
-            f"{iou:.4f}; {form['peak_bytes'] / 2**30:.1f} GiB; ready after {form['start_s']:.0f} s",
-            flush=True,
-        )
+def form_name(arm: str, batch: int) -> str:
+    return f"{arm}@{batch}"
 
 
-def verdict(model: str, forms: list[dict[str, Any]]) -> list[str]:
+def figures(findings: list[Finding]) -> dict[str, Any] | None:
+    """Images a second and the ratio of a form that passed its gate."""
+    timed = [finding for finding in findings if "ms" in finding]
+    if len(timed) != 2:
+        return None
+    base, mine = (statistics.median(finding["ms"]) for finding in timed)
+    return {"arm": timed[1]["form"], "batch": timed[1]["batch"], "images_per_s": 1e3 / mine, "ratio": base / mine}
+
+
+def verdict(results: dict[str, list[Finding]]) -> Iterator[str]:
     """Whether what was asked was reached, and what batches are good for."""
-    right = [form for form in forms if "images_per_s" in form]
-    if not right:
-        return [f"{model}: no form passed its gate"]
-    best = max(right, key=lambda form: form["images_per_s"])
+    for model in ASKED:
+        jobs = [findings for job, findings in results.items() if job.startswith(f"{model}:")]
+        forms = [found for found in map(figures, jobs) if found is not None]
+        if jobs:
+            yield from of_model(model, forms)
+
+
+def of_model(model: str, forms: list[dict[str, Any]]) -> Iterator[str]:
+    for form in forms:
+        name = form_name(form["arm"], form["batch"])
+        yield f"{model} {name}: {form['images_per_s']:.1f} images/s, {form['ratio']:.2f}x"
+    if not forms:
+        yield f"{model}: no form passed its gate"
+        return
+    best = max(forms, key=lambda form: form["images_per_s"])
     reached = best["images_per_s"] >= ASKED[model] and best["ratio"] >= ASKED_RATIO
-    asked = f"{ASKED[model]:g} images/s and {ASKED_RATIO:g}x asked"
-    lines = [
+    yield (
         f"{model}: best {best['images_per_s']:.1f} images/s ({best['arm']}, batch {best['batch']}), "
-        f"{best['ratio']:.2f}x; {asked}: {'reached' if reached else 'MISSED'}"
-    ]
-    for arm in dict.fromkeys(form["arm"] for form in right):
-        curve = {form["batch"]: form["images_per_s"] for form in right if form["arm"] == arm}
+        f"{best['ratio']:.2f}x eager float32 at batch 1; {ASKED[model]:g} images/s and {ASKED_RATIO:g}x asked: "
+        + ("reached" if reached else "MISSED")
+    )
+    for arm in dict.fromkeys(form["arm"] for form in forms):
+        curve = {form["batch"]: form["images_per_s"] for form in forms if form["arm"] == arm}
         if 1 in curve and len(curve) > 1:
             gain = max(curve.values()) / curve[1]
             word = "gains" if gain >= GAINS else "does not gain"
             at = ", ".join(f"{batch}: {curve[batch]:.1f}" for batch in sorted(curve))
-            lines.append(f"{model} {word} from batching with {arm}: {gain:.2f}x (images/s at batch {at})")
-    return lines
+            yield f"{model} {word} from batching with {arm}: {gain:.2f}x (images/s at batch {at})"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(ASKED))
-    parser.add_argument("--minutes", type=float, default=9.0, help="for all networks together")
-    parser.add_argument("--seconds", type=float, default=1.5, help="timed, of each form")
-    parser.add_argument("--steps", type=int, default=300, help="learned before the gate; at most a minute")
-    parser.add_argument("--weights", default="", help="file of weights, as segment-train/{model}/weights.pt")
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--forms", default="", help="ARM@BATCH,... in place of the built-in ones")
-    parser.add_argument("--out", type=Path, default=Path("segment_speed.json"))
-    args = parser.parse_args()
-    forms = [(arm, int(batch)) for arm, _, batch in (f.rpartition("@") for f in args.forms.split(",") if f)] or FORMS
-    models = args.models.split(",")
-    began, answers = time.monotonic(), {}
-    environment = encode(capture())
-    for number, model in enumerate(models, start=1):
-        workload = cells(model=model, size=args.size, augment=False)
-        if args.weights:
-            workload = with_weights(workload, Path(args.weights.format(model=model)))  # type: ignore[assignment]
-        else:
-            workload = learned(workload, args.steps, 60.0)
-        base = open_session(workload, BASE, 1)
-        base_ms = timed_ms(base, args.seconds)
-        print(f"{model} {BASE} at batch 1: {1e3 / statistics.median(base_ms):.2f} images/s", flush=True)
-        found: list[dict[str, Any]] = []
-        answers[model] = {"base_ms": base_ms, "forms": found}
-        for arm, batch in forms:
-            if time.monotonic() - began > 60 * args.minutes * number / len(models):
-                print(f"{model} {arm} at batch {batch}: not tried, the minutes are over", flush=True)
-                continue
-            found.append(one_form(workload, base, arm, batch, args.seconds))
-            tell(model, found[-1])
-            args.out.write_text(json.dumps({"models": answers, "environment": environment}, indent=1) + "\n")
-        answers[model]["verdict"] = verdict(model, found)
-        print("\n".join(answers[model]["verdict"]), flush=True)
-        args.out.write_text(json.dumps({"models": answers, "environment": environment}, indent=1) + "\n")
-    return 0
-
+JOBS = {f"{model}:learn": partial(learn, model) for model in ASKED} | {
+    f"{model}:{form_name(arm, batch)}": partial(one_form, model, arm, batch) for arm, batch in FORMS for model in ASKED
+}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_all("benchmarks.segment_speed", __doc__, JOBS, verdict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from killed_trainer import differences
@@ -27,6 +29,20 @@ def test_it_learns_and_says_how_well(tmp_path, device):
     assert column(tmp_path, "train", "lr")[:4] == pytest.approx([0.02 / 3, 0.04 / 3, 0.02, 0.02])
     assert all(norm > 0 for norm in column(tmp_path, "train", "grad_norm"))
     assert [row.epoch for row in read_journal(tmp_path) if row.split == "eval"] == list(range(1, 13))
+
+
+def test_the_end_may_be_moved_while_it_trains(tmp_path):
+    def stop() -> bool:
+        if made.progress.step == 4:
+            made.end_at(9)
+        return False
+
+    made = trainer(tmp_path, epochs=100, schedule="cosine", should_stop=stop)
+    outcome = made.run()
+    assert (outcome.status, outcome.step) == ("complete", 9)
+    rates = column(tmp_path, "train", "lr")
+    assert rates[:4] == pytest.approx([0.02] * 4, rel=1e-3)
+    assert rates[4:] == pytest.approx([0.01 * (1 + math.cos(math.pi * step / 9)) for step in range(4, 9)])
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])

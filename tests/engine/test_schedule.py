@@ -32,6 +32,14 @@ def test_cosine_falls_from_the_full_rate_to_zero_at_the_end():
     assert schedule.share(99) == pytest.approx(0.0, abs=1e-15)
 
 
+def test_a_cosine_that_is_to_end_elsewhere_comes_to_zero_there():
+    schedule, _ = make("cosine", warmup=2, total=1000)
+    assert schedule.share(6) == pytest.approx(1.0, abs=1e-4)
+    schedule.end_at(10)
+    assert schedule.share(6) == pytest.approx(0.5)
+    assert schedule.share(10) == pytest.approx(0.0, abs=1e-15)
+
+
 def test_every_group_keeps_its_own_full_rate():
     schedule, optimizer = make("constant", warmup=2, rates=(0.1, 0.01))
     assert schedule.apply(0) == pytest.approx(0.05)

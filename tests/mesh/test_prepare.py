@@ -107,7 +107,7 @@ def test_what_is_preloaded_needs_its_file_no_more(prepared, tmp_path):
     shutil.copytree(prepared, tmp_path / "copy")
     data = ViewedObjects(prepared_files(tmp_path / "copy"), views=2, points=50, train=False)
     before = data[3]
-    data.preload()
+    data.preload(threads=2)
     shutil.rmtree(tmp_path / "copy")
     assert torch.equal(data[3]["image"], before["image"]) and len(data[0]["points"]) == 50
 

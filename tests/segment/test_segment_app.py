@@ -68,6 +68,8 @@ def test_the_engine_is_told_what_was_asked(tmp_path):
     assert config.workload["model"] == "smp:unet/resnet18" and config.workload["data"] == str(tmp_path)
     assert config.runs == tmp_path / "o" / "runs" and config.resume == ""
     assert training(SegmentTrainConfig(data=tmp_path, resume=True)).resume == "latest"
+    recorded = training(SegmentTrainConfig(data=tmp_path, graph=True))
+    assert (config.graph, config.fused) == (False, False) and (recorded.graph, recorded.fused) == (True, True)
 
 
 def test_a_weight_file_comes_from_a_checkpoint(tmp_path):

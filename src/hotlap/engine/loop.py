@@ -102,6 +102,11 @@ class Trainer:
                 self.journal.close()
         return self._outcome("complete" if finished else "interrupted")
 
+    def end_at(self, step: int) -> None:
+        """The training now ends at another step, its schedule along with it; for one process, between two steps."""
+        self.parts.num_steps = step
+        self.parts.schedule.end_at(step)
+
     def _train(self) -> bool:
         """True when the training came to its end."""
         self._emit(events.start("train", self.parts.num_steps, "loading"))

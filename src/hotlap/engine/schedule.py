@@ -18,6 +18,10 @@ class Schedule:
         """What plateaus have brought the rate down to."""
         self._stalled = 0
 
+    def end_at(self, total: int) -> None:
+        """A cosine now comes to zero at another step."""
+        self._total = max(total, 1)
+
     def share(self, step: int) -> float:
         """The part of the full rate that step number ``step`` (from 0) uses."""
         if step < self._warmup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,14 @@ class ViewedObjects(Dataset[Sample]):
             "num_points": torch.tensor(len(points)),
         }
 
-    def preload(self) -> None:
+    def preload(self, threads: int = 1) -> None:
         """Reads and decodes all that is kept in memory now: processes that are forked later share it."""
-        for position in range(len(self.files)):
-            thing = self.thing(position)
-            self._images(position, thing, [0])
+
+        def ready(position: int) -> None:
+            self._images(position, self.thing(position), [0])
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(ready, range(len(self.files))))
 
     def thing(self, position: int) -> ViewedObject:
         """The object itself; kept, since its file is small."""

@@ -54,6 +54,8 @@ class SegmentTrainConfig:
     """Images in NHWC order."""
     compile: Literal["off", "default"] = "off"
     """torch.compile: worth its start in a long training."""
+    graph: bool = False
+    """Records passes as CUDA graphs: a step of hrnet is 8,000 operations, each started by the host otherwise."""
     workers: int | None = None
     """Processes that load crops; by default as many as the first steps show to be needed."""
     eval_every: int = 10
@@ -92,6 +94,8 @@ def training(config: SegmentTrainConfig) -> TrainConfig:
         precision=config.precision,
         channels_last=config.channels_last,
         compile=config.compile,
+        graph=config.graph,
+        fused=config.graph,
         tuned=False,
         workers=config.workers,
         eval_every=config.eval_every,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ from hotlap.base.errors import ConfigError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
 from hotlap.data.micrograph import normalise
+from hotlap.device.host import read_host
 from hotlap.segment.heads import FOREGROUND
 from hotlap.segment.instances import SplitConfig
 
@@ -86,8 +89,7 @@ def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     began = time.perf_counter()
     rows, kept = [], {}
     emit(events.start("eval", len(images)))
-    for done, (index, maps) in enumerate(predict(images), start=1):
-        row, labels = _judge(images[index], maps, maps_seen, config)
+    for done, (index, (row, labels)) in enumerate(_judged(images, predict, maps_seen, config), start=1):
         rows.append((index, row))
         kept[index] = labels
         emit(events.advance("eval", done, len(images), f"{images[index].name}: AP {row.row()['ap50']:.2f}"))
@@ -144,6 +146,23 @@ def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:
 
     for index, image in enumerate(images):
         yield index, otsu_foreground(normalise(image.read()[0]))
+
+
+def _judged(
+    images: list[InstanceImage], predict: Predictor, names: tuple[str, ...], config: SegmentEvalConfig
+) -> Iterator[tuple[int, tuple[Any, Array]]]:
+    """The scores and objects of each image, worked out in threads while the network goes on."""
+    workers = read_host().usable_cores
+    under_way: deque[tuple[int, Future[tuple[Any, Array]]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for index, maps in predict(images):
+            under_way.append((index, pool.submit(_judge, images[index], maps, names, config)))
+            while len(under_way) > 2 * workers:
+                number, judged = under_way.popleft()
+                yield number, judged.result()
+        while under_way:
+            number, judged = under_way.popleft()
+            yield number, judged.result()
 
 
 def _judge(image: InstanceImage, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:

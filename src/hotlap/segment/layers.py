@@ -106,3 +106,35 @@ def init_he(net: nn.Module, last: nn.Conv2d) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     last.reset_parameters()
+
+
+class GatedUNet(FittedNet):
+    """A U-Net whose skips pass through gates; what its levels are made of is said by those who build on it."""
+
+    stem: nn.Module
+    encoders: nn.ModuleList
+    bottleneck: nn.Module
+    upsamplers: nn.ModuleList
+    gates: nn.ModuleList
+    decoders: nn.ModuleList
+    head: nn.Module
+
+    def end(self, width: int, maps: int, *between: nn.Module) -> None:
+        """Adds the head, with ``between`` before its last convolution, and starts all weights."""
+        last = nn.Conv2d(width // 2, maps, 1)
+        self.head = nn.Sequential(conv_norm(width, width // 2, 3), *between, last)
+        init_he(self, last)
+
+    def scores(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        skips = []
+        for encoder in self.encoders:
+            x = encoder(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottleneck(x)
+        for upsample, gate, decoder in zip(self.upsamplers, self.gates, self.decoders, strict=True):
+            x = upsample(x)
+            x = decoder(torch.cat([gate(x, skips.pop()), x], 1))
+        maps: Tensor = self.head(x)
+        return maps

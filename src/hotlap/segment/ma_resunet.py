@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, Gate, conv_norm, init_he, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, Gate, GatedUNet, conv_norm, mean_and_max
 
 DEPTHS = (2, 2, 3, 3)
 """Blocks of the encoder's levels; each level is twice as wide as the one above."""
@@ -20,7 +20,7 @@ BIAS_WINDOW = 7
 CALM = 1e-4
 
 
-class MAResUNet(FittedNet):
+class MAResUNet(GatedUNet):
     """Scores of each pixel; width 64 and one map give 78,210,661 weights."""
 
     stride = 16
@@ -39,22 +39,7 @@ class MAResUNet(FittedNet):
         self.upsamplers = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in upwards)
         self.gates = nn.ModuleList(Gate(w, _Triplet(), bias=True) for w in upwards)
         self.decoders = nn.ModuleList(nn.Sequential(_Block(2 * w, w), _Block(w, w)) for w in upwards)
-        last = nn.Conv2d(width // 2, maps, 1)
-        self.head = nn.Sequential(conv_norm(width, width // 2, 3), last)
-        init_he(self, last)
-
-    def scores(self, image: Tensor) -> Tensor:
-        x = self.stem(image)
-        skips = []
-        for encoder in self.encoders:
-            x = encoder(x)
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.bottleneck(x)
-        for upsample, gate, decoder in zip(self.upsamplers, self.gates, self.decoders, strict=True):
-            x = upsample(x)
-            x = decoder(torch.cat([gate(x, skips.pop()), x], 1))
-        return self.head(x)
+        self.end(width, maps)
 
 
 class _Block(nn.Module):

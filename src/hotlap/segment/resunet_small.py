@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, Gate, conv_norm, init_he, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, Gate, GatedUNet, conv_norm, mean_and_max
 
 RATIOS = (1, 2, 4, 8, 32 / 3)
 """Widths of the levels over the first one's; the bottleneck is twice as wide as the last."""
@@ -14,7 +14,7 @@ DROPOUT = 0.15
 REDUCTION = 16
 
 
-class ResUNetSmall(FittedNet):
+class ResUNetSmall(GatedUNet):
     """Scores of each pixel; width 48 and one map give 58,060,957 weights."""
 
     stride = 32
@@ -33,22 +33,7 @@ class ResUNetSmall(FittedNet):
         )
         self.gates = nn.ModuleList(Gate(w, _Place(), bias=False) for w in upwards)
         self.decoders = nn.ModuleList(_Block(2 * w, w) for w in upwards)
-        last = nn.Conv2d(width // 2, maps, 1)
-        self.head = nn.Sequential(conv_norm(width, width // 2, 3), nn.Dropout2d(DROPOUT / 2), last)
-        init_he(self, last)
-
-    def scores(self, image: Tensor) -> Tensor:
-        x = self.stem(image)
-        skips = []
-        for encoder in self.encoders:
-            x = encoder(x)
-            skips.append(x)
-            x = F.max_pool2d(x, 2)
-        x = self.bottleneck(x)
-        for upsample, gate, decoder in zip(self.upsamplers, self.gates, self.decoders, strict=True):
-            x = upsample(x)
-            x = decoder(torch.cat([gate(x, skips.pop()), x], 1))
-        return self.head(x)
+        self.end(width, maps, nn.Dropout2d(DROPOUT / 2))
 
 
 class _Block(nn.Module):
