@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 
@@ -21,6 +22,7 @@ def pipe():
 
 
 def open_files():
+    gc.collect()  # what earlier tests left open is closed by and by
     return psutil.Process(os.getpid()).num_fds()
 
 
@@ -46,7 +48,7 @@ def test_many_tensors_go_at_once_and_no_file_stays_open(pipe):
         got = receive(there)
         assert [float(t[0]) for t in got] == [float(n) for n in range(300)]
     del given, got
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_a_pipe_that_ended_says_so(pipe):
