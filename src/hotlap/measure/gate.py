@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
@@ -24,6 +24,10 @@ from hotlap.workload import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Answer = TypeVar("Answer")
+
+PLAIN = ArmSpec(device="cpu")
 
 ERROR_FACTOR = {"fp32": 2.0, "tf32": 3.0, "bf16": 3.0, "fp16": 3.0}
 """How many times the error of plain float32 on the CPU an arm may make, before its number format's own share."""
@@ -61,6 +65,8 @@ class Evidence:
     outputs: Tensor
     gradients: dict[str, Tensor]
     losses: list[float]
+    step_s: float
+    """Its fastest step."""
 
 
 class GateKeeper:
@@ -79,17 +85,17 @@ class GateKeeper:
         """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name."""
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
         self.files = files or {}
-        plain = ArmSpec(device="cpu")
-        self.truth = self._gather(self._session(plain, double=True))
-        self.yardstick = self._gather(self._session(plain))
+        self.truth = self._gather(self._session(PLAIN, double=True))
+        self.yardstick = self._gather(self._session(PLAIN))
         self._moved: dict[int, Evidence] = {}
         self._nudged: list[Evidence] = []
-        self.drift = relative_error(self._outputs(self._session(plain, double=True)), self.truth.outputs)
+        self.drift = relative_error(self._outputs(self._session(PLAIN, double=True)), self.truth.outputs)
 
     def judge(self, spec: ArmSpec) -> Gate:
         """Whether ``spec`` agrees with the truth in outputs, task metric and, for training, gradients and losses."""
         began = time.perf_counter()
-        got = self._gather(self._session(spec))
+        plain = spec == PLAIN and not self.files  # then it is the yardstick itself
+        got = self.yardstick if plain else self._gather(self._session(spec))
         checks = self._repeat_checks() + self._output_checks(spec, got)
         if self.mode == "train":
             checks += self._gradient_checks(spec, got)
@@ -101,6 +107,8 @@ class GateKeeper:
             checks=checks,
             reference=f"float64 on the CPU, batch {self.batch}{training}",
             seconds=time.perf_counter() - began,
+            batch=self.batch,
+            step_s=got.step_s,
         )
 
     def _session(self, spec: ArmSpec, *, double: bool = False) -> Session:
@@ -113,29 +121,14 @@ class GateKeeper:
         return session
 
     def _gather(self, session: Session) -> Evidence:
-        """Outputs, then gradients, then losses, all from the same fresh weights and the same compiled graph."""
+        """Outputs and gradients from fresh weights, then losses, all of the same compiled or recorded graph."""
         outputs = self._outputs(session)
         if self.mode != "train":
-            return Evidence(outputs, {}, [])
-        if session.spec.graph:
-            return self._gather_recorded(session, outputs)
-        session.backward_on(session.batches[0])
-        scale = 1.0 if session.scaler is None else session.scaler.get_scale()
-        gradients = {name: grad / scale for name, grad in gradients_by_name(session.plain_model).items()}
-        losses = [float(session.step()) for _ in range(self.steps)]
-        return Evidence(outputs, gradients, losses)
-
-    def _gather_recorded(self, session: Session, outputs: Tensor) -> Evidence:
-        """The same of an arm that replays whole steps: gradients are read after the first one.
-
-        The other arms take their gradients from the first batch and their losses from the second on, so the replayed
-        step on the first batch comes from a session of its own.
-        """
-        first = self._session(session.spec)
-        first.run(first.batches[0])
-        gradients = gradients_by_name(first.plain_model)  # the fused optimizer takes a loss scale out of them
-        losses = [float(session.step()) for _ in range(self.steps)]
-        return Evidence(outputs, gradients, losses)
+            return Evidence(outputs, {}, [], _seconds(lambda: session.run(session.batches[0]).cpu())[1])
+        first = _seconds(lambda: float(session.run(session.batches[0])))
+        gradients = gradients_by_name(session.plain_model)  # the optimizer's step took a loss scale out of them
+        steps = [first, *(_seconds(lambda: float(session.step())) for _ in range(self.steps - 1))]
+        return Evidence(outputs, gradients, [loss for loss, _ in steps], min(seconds for _, seconds in steps))
 
     def _outputs(self, session: Session) -> Tensor:
         first = session.batches[0]
@@ -155,7 +148,7 @@ class GateKeeper:
         """The truth from weights and inputs that are rounded to the arm's number format, and nothing else."""
         digits = DIGITS[spec.precision]
         if digits not in self._moved:
-            session = self._session(ArmSpec(device="cpu"), double=True)
+            session = self._session(PLAIN, double=True)
             for parameter in session.plain_model.parameters():
                 parameter.data = rounded(parameter.data, digits)
             change = partial(rounded, digits=digits)
@@ -203,7 +196,7 @@ class GateKeeper:
         """Plain float32 from weights that are, at random, the next larger or smaller numbers."""
         import torch
 
-        session = self._session(ArmSpec(device="cpu"))
+        session = self._session(PLAIN)
         generator = torch.Generator().manual_seed(number)
         for parameter in filter(torch.is_floating_point, session.plain_model.parameters()):
             up = torch.randint(0, 2, parameter.shape, generator=generator).bool()
@@ -255,6 +248,13 @@ class GateKeeper:
         return self._check(
             "loss trajectory", spec, got, lambda e: trajectory_error(e.losses, self.truth.losses), share, detail
         )
+
+
+def _seconds(step: Callable[[], Answer]) -> tuple[Answer, float]:
+    """What a step answered, and how long that took."""
+    began = time.perf_counter()
+    answer = step()
+    return answer, time.perf_counter() - began
 
 
 def rounded(tensor: Tensor, digits: int) -> Tensor:

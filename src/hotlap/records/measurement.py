@@ -128,6 +128,10 @@ class Gate:
     checks: list[GateCheck]
     reference: str
     seconds: float = 0.0
+    batch: int = 0
+    """Samples in the gate's batch; 0 in records from before it was kept."""
+    step_s: float = 0.0
+    """The arm's fastest step in the gate: its rough pace, for planning, and no measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)

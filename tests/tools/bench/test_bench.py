@@ -19,9 +19,11 @@ import torch
 from hotlap.base.errors import DeviceUnavailable, OutOfMemory, StorageError, TargetError, UnknownName
 from hotlap.cli.main import run as run_cli
 from hotlap.measure.arms import parse_arm
+from hotlap.records.measurement import Gate
 from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, load_record
 from hotlap.tools.bench import BenchConfig, bench, preview
 from hotlap.tools.bench import run as run_module
+from hotlap.tools.bench.pace import bearable_batch
 
 TARGETS = """
 import os, time
@@ -73,6 +75,13 @@ class Slow(Base):
     "Ten milliseconds a step, long enough to be interrupted."
     def predict(self, model, batch):
         time.sleep(0.01)
+        return model(batch)
+
+class Long(Base):
+    "A twentieth of a second a sample."
+    default_batch = 16
+    def predict(self, model, batch):
+        time.sleep(0.05 * len(batch))
         return model(batch)
 
 def raises():
@@ -127,11 +136,55 @@ def test_a_long_wait_is_announced_once_its_length_is_known(folder, monkeypatch, 
     assert [text for text in heard if "to go" in text] == told
 
 
-def answers(job):
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_long_steps_get_a_smaller_batch_and_it_is_said(folder, mode):
+    quick = {"processes": 1, "gate_batch": 2, "step_seconds": 0.35, "memory": False, "mode": mode}
+    heard = []
+    done = bench(config("Long", arms=("cpu",), **quick), lambda event: heard.append(event.text))
+    assert done.config["batch"] == 4 and done.config_sources["batch"] == "step_seconds"
+    assert 200 <= done.arms[0].summary("wall").median < 350
+    (note,) = [note for note in done.notes if note.startswith("Batch 4 instead of 16")]
+    assert "--batch 16" in note and note in heard
+    assert load_record(next(find_runs(folder / "runs"))).config == done.config
+
+
+@pytest.mark.parametrize("changes", [{"batch": 16}, {"arms": ("cpu", "cpu:batch=8")}, {"step_seconds": None}])
+def test_a_batch_that_was_asked_for_is_kept(folder, monkeypatch, changes):
+    monkeypatch.setattr(run_module, "run_job", lambda job, **_: answers(job, default_batch=16, step_s=5.0))
+    done = bench(config(**({"arms": ("cpu",), "memory": False, "step_seconds": 0.35} | changes)))
+    assert done.config["batch"] == 16 and not any("instead of" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "paces", "step_s", "chosen"),
+    [
+        (16, [(2, 0.1)], 0.35, 4),
+        (16, [(2, 0.1)], 0.8, 16),
+        (16, [(2, 0.01), (2, 0.2)], 0.4, 4),  # the slowest arm decides
+        (16, [(2, 9.0)], 0.4, 2),  # no smaller than what the gate ran
+        (12, [(2, 0.1)], 0.16, 3),
+        (100, [(3, 3.0)], 0.4, 3),
+        (1, [(1, 9.0)], 0.4, 1),
+        (16, [(0, 0.0)], 0.4, 16),  # a gate that kept no pace
+        (16, [], 0.4, 16),
+    ],
+)
+def test_the_batch_is_halved_until_steps_are_bearable(batch, paces, step_s, chosen):
+    gates = [Gate(arm="cpu", passed=True, checks=[], reference="", batch=b, step_s=s) for b, s in paces]
+    found, why = bearable_batch(batch, gates, step_s)
+    assert found == chosen and (why is None) == (found == batch)
+
+
+def answers(job, *, default_batch=4, step_s=0.0):
     """What processes would answer that find a target and time nothing."""
+    if job["job"] == "gate":
+        gates = [{"arm": arm, "passed": True, "checks": [], "reference": "", "batch": job["batch"], "step_s": step_s}
+                 for arm in job["arms"]]  # fmt: skip
+        return {"gates": gates, "failures": []}
     if job["job"] == "describe":
-        return {"name": "x", "summary": "", "default_batch": 4, "num_parameters": 1, "has_convolutions": False,
-                "can_compile": False, "fast_bf16": False, "usable_cores": 2, "num_cuda": 0}  # fmt: skip
+        return {"name": "x", "summary": "", "default_batch": default_batch, "num_parameters": 1,
+                "has_convolutions": False, "can_compile": False, "fast_bf16": False, "usable_cores": 2,
+                "num_cuda": 0}  # fmt: skip
     return {"measurements": [], "telemetry": [], "failures": [], "notes": {}}
 
 

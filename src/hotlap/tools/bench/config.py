@@ -27,6 +27,7 @@ QUICK = Layer(
         "seconds": 0.3,
         "max_seconds": 1.5,
         "warmup_seconds": 1.0,
+        "step_seconds": 0.4,
         "memory": False,
         "gate_batch": 2,
         "gate_steps": 2,
@@ -37,7 +38,7 @@ QUICK = Layer(
 QUICK_GIVES_UP = (
     "--quick gives up: three processes instead of eight, so differences under 10% are never named and there is no "
     "p-value; a shorter gate and warm-up; no peak memory; no race for the tuned CPU settings, no single-thread "
-    "context, no break-even batch."
+    "context, no break-even batch; where no batch is given and steps are long, a smaller batch."
 )
 
 
@@ -71,6 +72,9 @@ class BenchConfig:
     """Timed seconds of each arm in each process, at most; long steps get fewer iterations, and the record says so."""
     warmup_seconds: float = 10.0
     """Warm-up of each arm ends here even if its times are not steady."""
+    step_seconds: float | None = None
+    """Halves the workload's own batch until the slowest arm's step takes about this long, by the gate's steps; a batch
+    that is given is kept."""
     min_effect: float = 0.01
     """Differences below this fraction are never named."""
     gate: bool = True
@@ -110,8 +114,8 @@ class BenchConfig:
             value = getattr(self, key)
             if value is not None and value < low:
                 raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
-        for key in ("seconds", "max_seconds", "warmup_seconds", "timeout_s", "min_effect"):
-            if not 0 <= getattr(self, key) < math.inf:
+        for key in ("seconds", "max_seconds", "warmup_seconds", "step_seconds", "timeout_s", "min_effect"):
+            if getattr(self, key) is not None and not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="0 or more, and finite")
 
     def presets(self) -> list[Layer]:

@@ -27,6 +27,7 @@ from hotlap.records.measurement import Gate, Measurement, Telemetry
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
+from hotlap.tools.bench.pace import bearable_batch
 from hotlap.tools.bench.plan import TUNED, Plan, make_plan
 from hotlap.tools.bench.stored import with_stored_arm
 from hotlap.tools.bench.verdict import give_verdict
@@ -72,7 +73,8 @@ def preview(config: BenchConfig) -> list[str]:
         *(f"arm        {spec.name}" for spec in plan.arms[1:]),
         *(f"context    {spec.name}" for spec in plan.context),
         f"work       {config.processes} processes, each timing {len(plan.arms)} arms in turn, "
-        f"at least {config.repeats} iterations an arm, batch {config.batch or about.default_batch}",
+        f"at least {config.repeats} iterations an arm, batch {config.batch or about.default_batch}"
+        + ("" if config.step_seconds is None or config.batch else ", or smaller where its steps are long"),
     ]
 
 
@@ -130,6 +132,7 @@ class _Run:
             self.done += 1
         if self.config.gate:
             self._gate()
+            self._shorten_steps()
         for spec in self._going(self.arms):
             if spec.form:
                 self._make(spec)
@@ -247,6 +250,29 @@ class _Run:
         self.out |= {name for name, gate in self.gates.items() if not gate.passed}
         self.out |= {failure.arm for failure in self.failures}
         self._save()
+
+    def _shorten_steps(self) -> None:
+        """Takes a smaller batch where the steps of the workload's own would be too long, and says so."""
+        longest = self.config.step_seconds
+        if longest is None or self.config.batch is not None or any(spec.batch for spec in self.arms + self.context):
+            return
+        going = {spec.name for spec in self._going(self.arms + self.context)}
+        whole, gates = self.batch, [gate for gate in self.gates.values() if gate.arm in going]
+        self.batch, slowest = bearable_batch(whole, gates, longest)
+        if slowest is None:
+            return
+        self.record = dataclasses.replace(
+            self.record,
+            config=self.record.config | {"batch": self.batch},
+            config_sources=self.record.config_sources | {"batch": "step_seconds"},
+        )
+        expected = whole * slowest.step_s / slowest.batch
+        note = (
+            f"Batch {self.batch} instead of {whole}, whose steps would take some {expected:.1f} s on {slowest.arm}; a "
+            f"device that needs large batches looks slower for it. --batch {whole} times it whole."
+        )
+        self.notes.append(note)
+        self.emit(events.note(note))
 
     def _going(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
         return [spec for spec in specs if spec.name not in self.out]
