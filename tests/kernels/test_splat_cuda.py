@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,12 +68,12 @@ def on_host(host, monkeypatch):
     cuda_room.Told._slots.clear()
 
     def install(without: str = "") -> None:
-        def launch(variant: Variant, kernels, frame: bytes, device: torch.device) -> None:
-            for name, grid in kernels:
+        def launch(variant: Variant, kernels, frame: ctypes.Structure, device: torch.device) -> None:
+            for name, grid in kernels.items():
                 way = cuda_program.way_of(name)
                 library = host(variant, way, without if way == "fwd" else "")
-                assert library.frame_bytes() == len(frame)
-                library.run(name.encode(), *grid, variant.threads(name), frame)
+                assert library.frame_bytes() == ctypes.sizeof(frame)
+                library.run(name.encode(), *grid, variant.threads(name), ctypes.byref(frame))
 
         monkeypatch.setattr(cuda_program, "launch", launch)
 
@@ -138,7 +139,30 @@ def test_the_picture_does_not_depend_on_how_many_pixels_a_thread_has(on_host, mo
         frames.append(cuda.forward(splats, case.view))
     for frame in frames[1:]:
         assert torch.equal(frame.colors, frames[0].colors)
-        assert torch.equal(frame.saved.tensors["lasts"], frames[0].saved.tensors["lasts"])
+        assert torch.equal(lasts_of(frame), lasts_of(frames[0]))
+
+
+def lasts_of(drawn) -> torch.Tensor:  # [C * H * W]
+    """The pair after the last one that counts, of each pixel."""
+    memory = drawn.saved.memory
+    return memory[(drawn.saved.frame.lasts - memory.data_ptr()) // 4 :][: drawn.alphas.numel()]
+
+
+def frame_with(**values) -> ctypes.Structure:
+    """A frame of which only this is known."""
+    frame = cuda_program.frame_type()()
+    for name, value in values.items():
+        setattr(frame, name, value.data_ptr() if isinstance(value, torch.Tensor) else value)
+    return frame
+
+
+def test_sizes_and_flags_may_be_numpys(on_host):
+    on_host()
+    case = SplatCase(splats=5, channels=2, options={"raw": True})
+    splats, plain = as_splats(case.make(CPU)), case.view
+    odd = replace(plain, width=np.int64(plain.width), height=np.int32(plain.height), raw=np.True_, near=np.float32(0.5))
+    want = cuda.forward(splats, replace(plain, near=0.5))
+    assert torch.equal(cuda.forward(splats, odd).colors, want.colors)
 
 
 def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[int], list[int]]]:
@@ -154,7 +178,7 @@ def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
     blocks = -(-len(counts) // 8) if short_lists else len(counts)
-    cuda_program.launch(PLAIN, [("splat_sort_kernel", (blocks, 1))], cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, {"splat_sort_kernel": (blocks, 1)}, frame_with(**frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
@@ -188,7 +212,7 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda_program.launch(PLAIN, [("splat_scan_kernel", (1, 1))], cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, {"splat_scan_kernel": (1, 1)}, frame_with(**frame), CPU)
     total = int(counts.sum())
     assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
     assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]
@@ -296,7 +320,7 @@ def test_counts_that_are_not_there_yet_are_not_waited_for(settled):
             raise AssertionError("the host has waited")
 
     told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
-    told._slot = (torch.tensor([2], dtype=torch.int32), Later())
+    told._slot = cuda_room.Slot(torch.zeros(1), ctypes.c_int(2), Later())
     cuda_room.Told.read_those_there(CPU)
     assert told.count is None
     Later.there, Later.synchronize = True, lambda self: None
@@ -405,5 +429,7 @@ def test_says_what_it_cannot_do(device, dtype, channels, num_splats, capability,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(nvrtc, "has_bindings", lambda: True)
+    cuda._why_no_card.cache_clear()
     splats = SimpleNamespace(means=Shaped(num_splats, device, dtype), colors=torch.empty(1, channels))
     assert why_not(splats, View(width=1, height=1)) == reason
+    cuda._why_no_card.cache_clear()
