@@ -27,7 +27,7 @@ from their centres that float32 has lost the digits of their exponents."""
 
 
 class Ours:
-    """Hotlap's kernels, called without autograd."""
+    """Hotlap's kernels, called without autograd, as its trainer does."""
 
     def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
         from hotlap.kernels.splat import cuda
@@ -74,16 +74,13 @@ class Ours:
         self.graphs[v_colors is not None] = graph
 
 
-class Gsplat:
-    """gsplat's ``rasterization``, with autograd."""
+class Called:
+    """A library's call that takes gsplat's arguments, with autograd."""
 
-    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any, packed: bool) -> None:
-        from gsplat import rasterization
-
+    def __init__(self, call: Any, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
         self.leaves = {name: tensor.detach().requires_grad_() for name, tensor in splats.items()}
         self.views, self.intrinsics, self.step = views, intrinsics, 0
-        options = {"width": scene.width, "height": scene.height, "sh_degree": 3, "packed": packed}
-        self.rasterize = partial(rasterization, **options)
+        self.rasterize = partial(call, width=scene.width, height=scene.height, sh_degree=3)
 
     def run(self, v_colors: Any) -> Any:
         import torch
@@ -96,6 +93,24 @@ class Gsplat:
             return colors, {}
         found = torch.autograd.grad(colors, list(self.leaves.values()), v_colors)
         return colors, dict(zip(self.leaves, found, strict=True))
+
+
+class Gsplat(Called):
+    """gsplat's ``rasterization``."""
+
+    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any, packed: bool) -> None:
+        from gsplat import rasterization
+
+        super().__init__(partial(rasterization, packed=packed), scene, splats, views, intrinsics)
+
+
+class OursCalled(Called):
+    """``hotlap.splat.rasterize``."""
+
+    def __init__(self, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
+        from hotlap.splat import rasterize
+
+        super().__init__(rasterize, scene, splats, views, intrinsics)
 
 
 def compare(ours: Ours, peer: Gsplat, v_colors: Any) -> dict[str, Any]:

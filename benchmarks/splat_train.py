@@ -1,10 +1,10 @@
 """How fast and how well do splats train beside gsplat's default strategy, on a scene of your own?
 
     python -m benchmarks.splat_train SCENE --images images_2 --steps 7000 --seeds 0,1,2 --out splat_train.json
-        [--who ours,gsplat] [--preset default] [--set adam=lazy --set ...] [--label name] [--timeout 570]
+        [--who ours,gsplat] [--preset default] [--set adam=lazy --set ...] [--label name] [--timeout 540]
         [--pictures DIR]
     python -m benchmarks.splat_train SCENE --who ours --preset fast --seeds 0,1,2 --out fast.json
-    python -m benchmarks.splat_train SCENE --who m7 --out m7.json
+    python -m benchmarks.splat_train SCENE --who m7 --out m7.json [--timed-steps 200]
     python -m benchmarks.splat_train --merge one.json two.json --out all.json
 
 Every training is a process of its own, and what it found is added to the file when it ends; one that is in the file
@@ -22,7 +22,7 @@ and judging are not in it.
 
 ``--pictures`` leaves sheet.jpg, curves.png and orbit.gif of our first training there; its held-out curve is judged
 while the clock stands still. ``m7`` runs that preset, at its 480 pixels of width, on the card and on the CPU's cores:
-all steps end to end, and forward and backward apart.
+the same number of steps on both end to end, ``--timed-steps`` of the preset's 1,000, and forward and backward apart.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def one_job(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"threads": torch.get_num_threads(), "config": encode(config)}
     found["card"] = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if arguments.who.startswith("m7"):
-        return {**found, **time_m7(config, stage, device)}
+        return {**found, **time_m7(config, stage, device, arguments.timed_steps)}
     kept = Path(arguments.aside) / f"{re.sub(r'[^a-z0-9]+', '-', arguments.label.lower())}.pt"
     if arguments.who == "gsplat":
         model, told = train_gsplat(config, stage, clock, kept, arguments.gsplat_adam)
@@ -111,7 +111,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--label", default="")
     parser.add_argument("--gsplat-adam", default="fused", choices=("fused", "selective"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--timeout", type=float, default=570.0, help="seconds for all jobs together")
+    parser.add_argument("--timed-steps", type=int, default=200, help="of m7, on either device")
+    parser.add_argument("--timeout", type=float, default=540.0, help="seconds for all jobs together")
     parser.add_argument("--aside", default=str(Path(tempfile.gettempdir()) / "splat_train_aside"))
     parser.add_argument("--pictures", default="", help="folder for pictures of our first training")
     parser.add_argument("--merge", nargs="+", default=[], help="files of earlier calls to put into --out")
@@ -177,14 +178,28 @@ def compared(jobs: list[dict[str, Any]]) -> list[str]:
                     f"{job['label']}: {times:.2f}x gsplat's speed, {apart['psnr']:+.3f} dB, SSIM {apart['ssim']:+.4f}, "
                     f"{job['splats'] / other['splats']:.2f}x the splats"
                 )
+            same = same and job.get("timed_steps") == other.get("timed_steps")
             if same and job["who"] == "m7-cuda" and other["who"] == "m7-cpu":
-                parts = [other["seconds"] / job["seconds"]]
-                parts += [
-                    statistics.median(other[n]) / statistics.median(job[n]) for n in ("forward_ms", "backward_ms")
-                ]
-                told = "end to end {:.0f}x, forward {:.0f}x, backward {:.0f}x".format(*parts)
-                lines.append(f"m7, {job['splats']} splats: {told} the CPU with {other['threads']} threads")
+                lines.append(_m7_line(job, other))
     return lines
+
+
+def _m7_line(card: dict[str, Any], cpu: dict[str, Any]) -> str:
+    """What was timed on either device, and how many times the card is as fast."""
+    both = [_m7_times(cpu), _m7_times(card)]
+    parts = [f"{name} {both[0][name]:.2f} against {both[1][name]:.3f} ms ({both[0][name] / both[1][name]:.0f}x)"
+             for name in both[0]]  # fmt: skip
+    height, width = card["size"]
+    return (
+        f"m7, {card['splats']} splats at {width} x {height}, {card['timed_steps']} steps on each, the CPU with "
+        f"{cpu['threads']} threads: {', '.join(parts)}"
+    )
+
+
+def _m7_times(job: dict[str, Any]) -> dict[str, float]:
+    """In milliseconds: all timed steps end to end, one of them, and single passes."""
+    passes = {name: statistics.median(job[f"{name}_ms"]) for name in ("forward", "backward")}
+    return {"end to end": 1e3 * job["seconds"], "a step": 1e3 * job["seconds"] / job["timed_steps"], **passes}
 
 
 def table(jobs: list[dict[str, Any]]) -> list[str]:
@@ -229,12 +244,11 @@ def run_job(name: str, seed: int, label: str, left: float, *, pictures: bool) ->
 def summary(job: dict[str, Any]) -> str:
     if "error" in job:
         return f"failed: {job['error']}"
+    if "timed_steps" in job:
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in _m7_times(job).items())
+        return f"{job['timed_steps']} steps, {job['splats']} splats: {times}; PSNR of the picture {job['psnr']:.2f}"
     mean = job["mean"]
-    told = f"{job['seconds']:.2f} s, PSNR {mean['psnr']:.3f}, SSIM {mean['ssim']:.4f}, {job['splats']} splats"
-    if "forward_ms" in job:
-        middle = {name: statistics.median(job[name]) for name in ("forward_ms", "backward_ms")}
-        told += f", forward {middle['forward_ms']:.3f} ms, backward {middle['backward_ms']:.3f} ms"
-    return told
+    return f"{job['seconds']:.2f} s, PSNR {mean['psnr']:.3f}, SSIM {mean['ssim']:.4f}, {job['splats']} splats"
 
 
 if __name__ == "__main__":
