@@ -222,7 +222,8 @@ def table(jobs: list[dict[str, Any]]) -> list[str]:
 def run_job(name: str, seed: int, label: str, left: float, *, pictures: bool) -> dict[str, Any]:
     """What a process of its own found; it prints as it goes."""
     words = [sys.executable, "-u", "-m", "benchmarks.splat_train", *sys.argv[1:], "--who", name, "--seed", str(seed)]
-    words += ["--label", label, "--timeout", str(left), *([] if pictures else ["--pictures", ""])]
+    # Less than it has: it counts from when it was loaded, and has to put its work aside before it is ended.
+    words += ["--label", label, "--timeout", str(left - SPARE_S), *([] if pictures else ["--pictures", ""])]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout is not None
     began, tail = time.monotonic(), list[str]()

@@ -52,3 +52,7 @@ def test_did_you_mean_offers_the_nearest_or_all():
 
 def test_a_question_keeps_its_mark_in_the_paragraph():
     assert str(HotlapError("unknown x", remedy=did_you_mean("unett", ["unet"]))) == "unknown x. Did you mean 'unet'?"
+
+
+def test_a_list_that_goes_on_keeps_its_dots_in_the_paragraph():
+    assert str(HotlapError("missing: 'a', ...", remedy="Put them there.")) == "missing: 'a', ... Put them there."

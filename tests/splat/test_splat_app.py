@@ -151,6 +151,17 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
         export(SplatExportConfig(model=str(trained)))
 
 
+def test_splats_that_cannot_be_drawn_are_exported_without_only_if_asked_for(trained, tmp_path):
+    whole = read_splats(trained / "model.ply")
+    raw = bytearray((trained / "model.ply").read_bytes())
+    raw[-4 * 4 :] = bytes(16)  # the last splat's rotation
+    file, out = tmp_path / "damaged.ply", str(tmp_path / "whole.spz")
+    file.write_bytes(raw)
+    with pytest.raises(DataError, match=r"splat 399 of 400, and 0 others, .* rotation of length 0.*drop_bad"):
+        export(SplatExportConfig(model=str(file), out=out))
+    assert len(read_splats(export(SplatExportConfig(model=str(file), out=out, drop_bad=True)))) == len(whole) - 1
+
+
 def test_info_knows_scenes_trainings_and_files(trained, scene_folder):
     scene = info(SplatInfoConfig(what=str(scene_folder)))
     assert (scene["pictures"], scene["train"], scene["points"]) == (16, 14, 400)

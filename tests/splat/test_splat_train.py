@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,21 @@ def test_scenes_that_cannot_be_trained_on_are_refused(settings, tmp_path):
     with pytest.raises(DataError, match="has 2 points to begin with"):
         train(settings(scene=str(folder)))
     assert not (Path(settings().out) / "checkpoints").exists()
+
+
+def test_views_without_pictures_are_an_error_unless_they_are_to_be_left_out(settings, tmp_path):
+    folder = tmp_path / "gaps"
+    write_drawn_scene(folder, DrawnScene(num_views=9, width=32, height=24, num_points=300))
+    pictures = sorted((folder / "images").iterdir())
+    for path in pictures[2:7]:
+        path.unlink()
+    named = ", ".join(repr(path.name) for path in pictures[2:5])
+    with pytest.raises(DataError, match=rf"5 of 9 images are not in .*: {re.escape(named)}, \.\.\. Put .*skip_missing"):
+        train(settings(scene=str(folder)))
+    told = []
+    record = train(settings(scene=str(folder), steps=4, skip_missing=True), told.append)
+    assert record.status == "complete"
+    assert any(f"5 views have no picture and are left out: {named}" in event.text for event in told)
 
 
 def test_one_picture_alone_can_be_trained_on(settings, tmp_path):

@@ -27,7 +27,7 @@ class HotlapError(Exception):
     def paragraph(self) -> str:
         """One paragraph: what is wrong, what was expected, what to do."""
         parts = [self.what, f"Expected {self.expected}" if self.expected else "", self.remedy]
-        return " ".join(part if part.endswith("?") else part.rstrip(".") + "." for part in parts if part)
+        return " ".join(part if part.endswith(("?", "...")) else part.rstrip(".") + "." for part in parts if part)
 
 
 class UsageError(HotlapError):

@@ -123,7 +123,7 @@ def write_splats(path: Path | str, splats: Splats) -> None:
         raise DataError(
             f"splat {int(bad.argmax())} of {len(splats)}, and {int(bad.sum()) - 1} others, have numbers that are "
             "not finite, or a rotation of length 0",
-            remedy="Leave them out: splats.take(~splats.bad())",
+            remedy="Leave them out: splats.take(~splats.bad()), or drop_bad of an export",
         )
     writers = {".ply": write_ply, ".splat": write_splat, ".spz": write_spz}
     if file.name.lower().endswith(".compressed.ply"):

@@ -41,6 +41,8 @@ class SplatTrainConfig:
     """Folder of the pictures inside the scene's, as images_4."""
     factor: int | None = None
     """Takes images_<factor> if it is there; none for the folder as named."""
+    skip_missing: bool = False
+    """Views whose picture is missing are left out, with a warning that names them; without, they are an error."""
     scale: float = 1.0
     """Share of the pictures' height and width that is trained on."""
     max_side: int | None = None
@@ -284,6 +286,8 @@ class SplatExportConfig:
     """Highest degree that is kept; none for all."""
     min_opacity: float = 0.0
     """Fainter splats are left out."""
+    drop_bad: bool = False
+    """Splats with numbers that are not finite, or a rotation of length 0, are left out; without, they are an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

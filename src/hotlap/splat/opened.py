@@ -75,6 +75,8 @@ def export(config: SplatExportConfig) -> Path:
         raise ConfigError("no out was given", remedy="Name the file to write, as --out scene.spz")
     opened = open_splats(config.model)
     splats = opened.splats
+    if config.drop_bad:
+        splats = splats.take(~splats.bad())
     if config.min_opacity:
         if not 0 < config.min_opacity < 1:
             raise ConfigError(f"min_opacity = {config.min_opacity:g} is not valid", expected="0 to below 1")
