@@ -127,10 +127,11 @@ def test_world_space_gradients_are_those_of_the_seed():
     assert (changed.cloned, changed.split) == (0, 1), "over 0.1 in the mean of 100 steps, and larger than 0.05"
 
 
-def test_a_budget_is_reached_and_not_passed():
+@pytest.mark.parametrize(("power", "half_way"), [(2.0, 216), (1.0, 178), (0.5, 147)])
+def test_a_budget_is_reached_in_its_time_and_not_passed(power, half_way):
     state = make_state([0.5] * 100, [0.001] * 100)
     config = SplatTrainConfig(strategy="budget", max_splats=250, densify_from=0, densify_until=2000, steps=4000,
-                              reset_every=0)  # fmt: skip
+                              reset_every=0, budget_power=power)  # fmt: skip
     strategy = Budget(config, EXTENT, 100)
     seen = []
     for step in range(100, 2000, 100):
@@ -139,6 +140,7 @@ def test_a_budget_is_reached_and_not_passed():
         strategy.after(step, state)
         seen.append(state.count)
     assert seen[-1] == 250 and max(seen) == 250 and seen == sorted(seen) and seen[0] > 100
+    assert abs(seen[9] - half_way) <= 1, "after 10 of 19 times"
 
 
 def test_a_budget_grows_where_pictures_are_wrong():

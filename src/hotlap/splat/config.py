@@ -20,6 +20,7 @@ LEAST = {
     "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "prune_scale_from": 0, "reset_every": 0,
     "max_splats": 0, "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0,
     "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
+    "budget_power": 0.1,
 }  # fmt: skip
 MOST = {"sh_degree": 3, "start_opacity": 0.99, "prune_opacity": 0.99, "ssim_weight": 1, "scale": 1}
 
@@ -132,6 +133,8 @@ class SplatTrainConfig:
     densify_score: Literal["gradient", "error"] = "gradient"
     """What decides where budget grows: gradients and sizes on the screen, or how wrong some training pictures are where
     a splat is seen."""
+    budget_power: float = 2.0
+    """When budget grows: 1 evenly over its window, more than 1 early, less than 1 late."""
     split_scale: float = 0.01
     """Larger splats, in extents of the scene, are split, smaller ones cloned."""
     split_sigma: float = 0.0

@@ -128,7 +128,7 @@ class Budget(Adaptive):
         c = self.config
         last = min(c.densify_until, c.steps) - c.densify_every
         done = min(1.0, (step - c.densify_from) / max(1, last - c.densify_from))
-        goal = self.first + (c.most_splats - self.first) * (1 - (1 - done) ** 2)
+        goal = self.first + (c.most_splats - self.first) * (1 - (1 - done) ** c.budget_power)
         unwanted = self._unwanted(step, state, torch.zeros_like(state.alive("stats.visible")))
         more = min(int(goal) - state.count + int(unwanted.sum()), state.count // 2)
         if self.errors is not None:
