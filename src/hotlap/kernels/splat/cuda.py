@@ -1,4 +1,4 @@
-"""Splatting on an NVIDIA card: eight kernels in CUDA C++, compiled at run time for the view's channels and degree.
+"""Splatting on an NVIDIA card: nine kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
 The host never waits for a picture. It waits for one number of a frame, the count of its pairs, if the frame is drawn
 without gradients or is one of the first of its size; cuda.md says exactly when, and what happens to a frame that turns
@@ -35,7 +35,7 @@ SHORT_LISTS = 256
 """Pairs that one warp sorts in its registers; with no more than this in the mean tile, a warp takes a tile each."""
 FEW_TILES = 1024
 """Up to so many, warps are too few to fill a card, and a thread blends one pixel: eight warps then share a tile."""
-PLANES = {"quats": 4, "means": 3, "scales": 3, "opacities": 1}
+PLANES = ("quats", "means", "scales", "opacities")
 """Gradients whose memory holds the pixels' sums of a splat until they are made from those: 11 numbers a splat."""
 
 
@@ -293,9 +293,13 @@ def backward(
     for name, tensor in found.items():
         setattr(frame, f"out_{name}", tensor.data_ptr())
     frame.sums = None if sums is None else sums.data_ptr()
-    blocks = -(-frame.num_splats // THREADS["splat_project_bwd_kernel"])
+    to_clear = 4 * frame.num_splats if sums is None else 0
+    kernels = {
+        "splat_clear_bwd_kernel": (-(-to_clear // THREADS["splat_clear_bwd_kernel"]), 1),
+        "splat_blend_bwd_kernel": (num_tiles, 1),
+        "splat_project_bwd_kernel": (-(-frame.num_splats // THREADS["splat_project_bwd_kernel"]), 1),
+    }
     with _on(device):
-        kernels = {"splat_blend_bwd_kernel": (num_tiles, 1), "splat_project_bwd_kernel": (blocks, 1)}
         program.launch(variant, kernels, frame, device)
     return found
 
@@ -320,23 +324,17 @@ def _room_for_gradients(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Memory for the gradients of the inputs, zeros where kernels add to it, and for the pixels' sums of each splat.
 
-    With one camera the sums have no memory of their own if that of the gradients made from them will do.
+    With one camera the sums have no memory of their own if that of the gradients made from them will do; the first
+    kernel clears it.
     """
     floats: dict[str, Any] = {"dtype": torch.float32, "device": splats.means.device}
     num_cameras, num_splats = splats.viewmats.shape[0], splats.means.shape[0]
     found: dict[str, Tensor] = {}
     sums = None
-    if num_cameras == 1 and variant.sums <= 11 and needs.issuperset(PLANES):
-        # One fill for all four; each begins where 16 bytes can be read at once.
-        sizes = [(width * num_splats + 3) & ~3 for width in PLANES.values()]
-        memory, place = torch.zeros(sum(sizes), **floats), 0
-        for (name, width), size in zip(PLANES.items(), sizes, strict=True):
-            shape, strides = ((num_splats,), (1,)) if name == "opacities" else ((num_splats, width), (width, 1))
-            found[name] = memory.as_strided(shape, strides, place)
-            place += size
-    else:
+    if num_cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
         sums = torch.zeros(num_cameras, num_splats, variant.sums, **floats)
-    for name in sorted(needs - found.keys() - {"means2d"}):
-        kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
-        found[name] = kind(getattr(splats, name).shape, **floats)
+    for name in INPUTS:
+        if name in needs:
+            kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
+            found[name] = kind(getattr(splats, name).shape, **floats)
     return found, sums

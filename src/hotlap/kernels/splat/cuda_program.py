@@ -27,6 +27,7 @@ THREADS = {
     "splat_scan_kernel": 1024,
     "splat_pair_kernel": 256,
     "splat_sort_kernel": 256,
+    "splat_clear_bwd_kernel": 256,
     "splat_project_bwd_kernel": 128,
 }
 """Of a block, as in the sources; those of the blending kernels depend on the variant."""
