@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hotlap.base.errors import UsageError
+from hotlap.kernels import launch as launching
 from hotlap.kernels import nvrtc
 from hotlap.kernels.agreement import in_float64, relative_errors
 from hotlap.kernels.nvrtc import compile_cubin
@@ -163,6 +164,28 @@ def test_sizes_and_flags_may_be_numpys(on_host):
     odd = replace(plain, width=np.int64(plain.width), height=np.int32(plain.height), raw=np.True_, near=np.float32(0.5))
     want = cuda.forward(splats, replace(plain, near=0.5))
     assert torch.equal(cuda.forward(splats, odd).colors, want.colors)
+
+
+def test_kernels_are_launched_in_order_with_their_frame_and_none_without_blocks(monkeypatch):
+    asked = []
+
+    def cu_launch_kernel(function, *numbers):
+        *sizes, stream, address, _ = numbers
+        frame = cuda_program.frame_type().from_address(ctypes.c_void_p.from_address(address).value)
+        asked.append((function, sizes, stream, frame.num_splats, frame.means))
+        return (0,)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
+    monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
+    monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: f"{name} on {index}")
+    kernels = {"splat_scan_kernel": (1, 1), "splat_pair_kernel": (0, 3), "splat_blend_fwd_kernel": (7, 2)}
+    cuda_program.launch(PLAIN, kernels, frame_with(num_splats=9, means=96), torch.device("cuda", 5))
+    assert asked == [
+        ("splat_scan_kernel on 5", [1, 1, 1, 1024, 1, 1, 0], 1005, 9, 96),
+        ("splat_blend_fwd_kernel on 5", [7, 2, 1, 128, 1, 1, 0], 1005, 9, 96),
+    ]
+    cuda_program._loaded.cache_clear()
 
 
 def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[int], list[int]]]:
