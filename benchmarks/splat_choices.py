@@ -48,7 +48,7 @@ def choices(cuda: Any, program: Any) -> dict[str, Callable[[], Any]]:
             made = compiled(variant, way)
             return dataclasses.replace(made, macros=(*made.macros, *more.items()))
 
-        program._function.cache_clear()
+        program._loaded.cache_clear()
         return changed(program.Variant, "program", build)
 
     return {
@@ -85,7 +85,7 @@ def measure(scene_name: str) -> dict[str, Any]:
             else:
                 times = profiled(ours.run, v_colors)
                 found[name] = {kernel: ms for kernel, ms in times.items() if kernel.startswith("splat_")}
-        cuda_program._function.cache_clear()
+        cuda_program._loaded.cache_clear()
     return found
 
 

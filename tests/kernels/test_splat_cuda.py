@@ -11,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from hotlap.base.errors import UsageError
+from hotlap.kernels import launch as launching
 from hotlap.kernels import nvrtc
 from hotlap.kernels.agreement import in_float64, relative_errors
 from hotlap.kernels.nvrtc import compile_cubin
@@ -67,12 +69,12 @@ def on_host(host, monkeypatch):
     cuda_room.Told._slots.clear()
 
     def install(without: str = "") -> None:
-        def launch(variant: Variant, kernels, frame: bytes, device: torch.device) -> None:
-            for name, grid in kernels:
+        def launch(variant: Variant, kernels, frame: ctypes.Structure, device: torch.device) -> None:
+            for name, grid in kernels.items():
                 way = cuda_program.way_of(name)
                 library = host(variant, way, without if way == "fwd" else "")
-                assert library.frame_bytes() == len(frame)
-                library.run(name.encode(), *grid, variant.threads(name), frame)
+                assert library.frame_bytes() == ctypes.sizeof(frame)
+                library.run(name.encode(), *grid, variant.threads(name), ctypes.byref(frame))
 
         monkeypatch.setattr(cuda_program, "launch", launch)
 
@@ -138,7 +140,52 @@ def test_the_picture_does_not_depend_on_how_many_pixels_a_thread_has(on_host, mo
         frames.append(cuda.forward(splats, case.view))
     for frame in frames[1:]:
         assert torch.equal(frame.colors, frames[0].colors)
-        assert torch.equal(frame.saved.tensors["lasts"], frames[0].saved.tensors["lasts"])
+        assert torch.equal(lasts_of(frame), lasts_of(frames[0]))
+
+
+def lasts_of(drawn) -> torch.Tensor:  # [C * H * W]
+    """The pair after the last one that counts, of each pixel."""
+    memory = drawn.saved.memory
+    return memory[(drawn.saved.frame.lasts - memory.data_ptr()) // 4 :][: drawn.alphas.numel()]
+
+
+def frame_with(**values) -> ctypes.Structure:
+    """A frame of which only this is known."""
+    frame = cuda_program.frame_type()()
+    for name, value in values.items():
+        setattr(frame, name, value.data_ptr() if isinstance(value, torch.Tensor) else value)
+    return frame
+
+
+def test_sizes_and_flags_may_be_numpys(on_host):
+    on_host()
+    case = SplatCase(splats=5, channels=2, options={"raw": True})
+    splats, plain = as_splats(case.make(CPU)), case.view
+    odd = replace(plain, width=np.int64(plain.width), height=np.int32(plain.height), raw=np.True_, near=np.float32(0.5))
+    want = cuda.forward(splats, replace(plain, near=0.5))
+    assert torch.equal(cuda.forward(splats, odd).colors, want.colors)
+
+
+def test_kernels_are_launched_in_order_with_their_frame_and_none_without_blocks(monkeypatch):
+    asked = []
+
+    def cu_launch_kernel(function, *numbers):
+        *sizes, stream, address, _ = numbers
+        frame = cuda_program.frame_type().from_address(ctypes.c_void_p.from_address(address).value)
+        asked.append((function, sizes, stream, frame.num_splats, frame.means))
+        return (0,)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
+    monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
+    monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: f"{name} on {index}")
+    kernels = {"splat_scan_kernel": (1, 1), "splat_pair_kernel": (0, 3), "splat_blend_fwd_kernel": (7, 2)}
+    cuda_program.launch(PLAIN, kernels, frame_with(num_splats=9, means=96), torch.device("cuda", 5))
+    assert asked == [
+        ("splat_scan_kernel on 5", [1, 1, 1, 1024, 1, 1, 0], 1005, 9, 96),
+        ("splat_blend_fwd_kernel on 5", [7, 2, 1, 128, 1, 1, 0], 1005, 9, 96),
+    ]
+    cuda_program._loaded.cache_clear()
 
 
 def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[int], list[int]]]:
@@ -154,7 +201,7 @@ def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
     blocks = -(-len(counts) // 8) if short_lists else len(counts)
-    cuda_program.launch(PLAIN, [("splat_sort_kernel", (blocks, 1))], cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, {"splat_sort_kernel": (blocks, 1)}, frame_with(**frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
@@ -188,7 +235,7 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda_program.launch(PLAIN, [("splat_scan_kernel", (1, 1))], cuda_program.pack_frame(frame), CPU)
+    cuda_program.launch(PLAIN, {"splat_scan_kernel": (1, 1)}, frame_with(**frame), CPU)
     total = int(counts.sum())
     assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
     assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]
@@ -296,7 +343,7 @@ def test_counts_that_are_not_there_yet_are_not_waited_for(settled):
             raise AssertionError("the host has waited")
 
     told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
-    told._slot = (torch.tensor([2], dtype=torch.int32), Later())
+    told._slot = cuda_room.Slot(torch.zeros(1), ctypes.c_int(2), Later())
     cuda_room.Told.read_those_there(CPU)
     assert told.count is None
     Later.there, Later.synchronize = True, lambda self: None
@@ -314,8 +361,7 @@ def test_gradients_share_memory_with_the_sums_only_where_that_is_safe(on_host):
     assert all(torch.allclose(every[name], alone[name], rtol=1e-5) for name in alone)
     assert {every[name].data_ptr() % 16 for name in cuda.PLANES} == {0}
     assert all(every[name].is_contiguous() for name in every)
-    assert len({every[name].untyped_storage().data_ptr() for name in cuda.PLANES}) == 1
-    assert alone["means"].untyped_storage().nbytes() == alone["means"].nbytes
+    assert all(grad.untyped_storage().nbytes() == grad.nbytes for grad in every.values())
 
 
 def test_frames_are_kept_until_their_gradients_are_asked_for(on_host, device, monkeypatch):
@@ -405,5 +451,7 @@ def test_says_what_it_cannot_do(device, dtype, channels, num_splats, capability,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(nvrtc, "has_bindings", lambda: True)
+    cuda._why_no_card.cache_clear()
     splats = SimpleNamespace(means=Shaped(num_splats, device, dtype), colors=torch.empty(1, channels))
     assert why_not(splats, View(width=1, height=1)) == reason
+    cuda._why_no_card.cache_clear()

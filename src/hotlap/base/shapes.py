@@ -11,7 +11,7 @@ def bind_dims(**tensors: tuple[Any, str]) -> dict[str, int]:
     """The size of every named dimension, after checking each tensor against its spec.
 
     A spec is names and numbers separated by spaces, ``"N 3"``; a name means the same size everywhere, ``...`` at the
-    start takes any leading dimensions.
+    start takes any leading dimensions. A shape may stand for its tensor.
 
     >>> bind_dims(means=(means, "N 3"), quats=(quats, "N 4"))
     ShapeError: quats must be [N, 4], got [7, 3] (bound: N=8)
@@ -19,7 +19,7 @@ def bind_dims(**tensors: tuple[Any, str]) -> dict[str, int]:
     bound: dict[str, int] = {}
     for name, (tensor, spec) in tensors.items():
         want = spec.split()
-        got = list(tensor.shape)
+        got = list(getattr(tensor, "shape", tensor))
         tail = got
         if want and want[0] == "...":
             want = want[1:]

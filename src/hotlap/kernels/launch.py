@@ -14,6 +14,8 @@ from torch import Tensor
 from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function
 
 Argument = Tensor | int | float | bytes | None
+Loaded = tuple[Any, tuple[int, int, int], int, int]
+"""A kernel of the driver, its grid, the threads of a block, and the bytes of dynamic shared memory."""
 PRIMITIVES = Path(__file__).with_name("primitives.cuh")
 
 
@@ -66,17 +68,22 @@ def enqueue(
     function: Any, grid: tuple[int, int, int], threads: int, address: int, index: int, *, shared_bytes: int = 0
 ) -> None:
     """Puts a loaded kernel on the current stream of the card ``index``; ``address`` is that of its packed arguments."""
+    enqueue_all([(function, grid, threads, shared_bytes)], address, index)
+
+
+def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
+    """Puts loaded kernels that are given the same arguments on the current stream of the card, one after another."""
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
-            return enqueue(function, grid, threads, address, index, shared_bytes=shared_bytes)
+            return enqueue_all(kernels, address, index)
     # As Triton asks for it: a Stream object takes longer to make than the launch itself.
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    given = (function, *grid, threads, 1, 1, shared_bytes, stream, address, 0)
-    answer = _driver_launch()(*given)
-    if int(answer[0]) != 0:  # the threads that run backward passes may not have a context yet
-        ensure_context(index)
-        answer = _driver_launch()(*given)
-    done(answer)
+    stream, run = torch._C._cuda_getCurrentRawStream(index), _driver_launch()
+    for function, grid, threads, shared_bytes in kernels:
+        given = (function, *grid, threads, 1, 1, shared_bytes, stream, address, 0)
+        answer = run(*given)
+        if int(answer[0]) != 0:  # the threads that run backward passes may not have a context yet
+            ensure_context(index)
+            done(run(*given))
     return None
 
 

@@ -107,13 +107,15 @@ def _in_one_type(**tensors: Tensor | None) -> dict[str, Tensor | None]:
     """The tensors in the widest floating-point type among them, float32 at least."""
     dtype = torch.float32
     for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_floating_point():
+        if tensor is None or tensor.dtype == torch.float32:
+            continue
+        if not tensor.is_floating_point():
             raise ConfigError(
                 f"{name} is {str(tensor.dtype).removeprefix('torch.')}", expected="floating-point numbers"
             )
-        if tensor is not None and tensor.dtype == torch.float64:
+        if tensor.dtype == torch.float64:
             dtype = torch.float64
-    return {name: tensor if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
+    return {name: t if t is None or t.dtype == dtype else t.to(dtype) for name, t in tensors.items()}
 
 
 def _draw(tensors: dict[str, Any], view: View, channel_chunk: int, impl: str) -> Drawn:
@@ -121,8 +123,7 @@ def _draw(tensors: dict[str, Any], view: View, channel_chunk: int, impl: str) ->
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors.values())
     probes: list[Tensor | None] = [None, None]
     if learns and not torch.compiler.is_compiling():
-        like = tensors["means"].new_zeros(()).expand(len(tensors["viewmats"]), len(tensors["means"]), 2)
-        probes = [like.detach().requires_grad_(), like.detach().requires_grad_() if view.absgrad else None]
+        probes = [_probe(tensors), _probe(tensors) if view.absgrad else None]
     num_colors = tensors["colors"].shape[-1]
     if view.sh_degree is not None or num_colors <= channel_chunk:
         drawn = splat(Splats(**tensors), view, impl, probe=probes[0], probe_abs=probes[1])
@@ -132,6 +133,12 @@ def _draw(tensors: dict[str, Any], view: View, channel_chunk: int, impl: str) ->
         if probe is not None:
             _hand_over(probe, drawn.means2d, name)
     return drawn
+
+
+def _probe(tensors: dict[str, Any]) -> Tensor:  # [C, N, 2]
+    """A tensor that has a gradient and, as nobody reads it, a single number."""
+    means, num_cameras = tensors["means"], tensors["viewmats"].shape[0]
+    return means.new_empty_strided((num_cameras, means.shape[0], 2), (0, 0, 0), requires_grad=True)
 
 
 def _draw_chunks(

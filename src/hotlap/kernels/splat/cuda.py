@@ -1,16 +1,18 @@
-"""Splatting on an NVIDIA card: seven kernels in CUDA C++, compiled at run time for the view's channels and degree.
+"""Splatting on an NVIDIA card: nine kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
 The host never waits for a picture. It waits for one number of a frame, the count of its pairs, if the frame is drawn
 without gradients or is one of the first of its size; cuda.md says exactly when, and what happens to a frame that turns
 out to have had too little room. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
+
+A small frame takes the host longer than the card, and most of the host's time is operations of torch. So memory is
+asked for in few pieces, and the kernels are told addresses in them.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,10 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import UsageError
-from hotlap.kernels.nvrtc import ensure_context, why_no_compiler
+from hotlap.kernels.nvrtc import why_no_compiler
 from hotlap.kernels.splat import cuda_program as program
 from hotlap.kernels.splat import cuda_room as room
-from hotlap.kernels.splat.cuda_program import THREADS, Variant, pack_frame
+from hotlap.kernels.splat.cuda_program import THREADS, Variant, frame_type
 from hotlap.kernels.splat.cuda_room import overflowed as overflowed
 from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View
 
@@ -49,65 +51,91 @@ def why_not(splats: Splats, view: View) -> str:
         return f"{channels} channels are above {MAX_CHANNELS}"
     if num_splats >= MAX_SPLATS:
         return f"{num_splats} splats are not below {MAX_SPLATS}"
+    return _why_no_card(device)
+
+
+@functools.cache
+def _why_no_card(device: torch.device) -> str:
+    """Why the kernels cannot be compiled for a card; asked once, for the answer stays the same."""
     if reason := why_no_compiler():
         return reason
     major, minor = torch.cuda.get_device_capability(device)
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
+INPUTS = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds")
+ON_SCREEN = ("means2d", "radii", "depths", "conics")
+IN_PLACE = nullcontext()
+
+
 @dataclass
 class Saved:
-    """What the backward pass needs of a frame; tensors as in ``frame.cuh``."""
+    """What the backward pass needs of a frame."""
 
-    tensors: dict[str, Tensor]
-    """shade, ids, ranges, order, light, lasts."""
+    frame: Any
+    """As the kernels of the forward pass were given it; addresses of the user's tensors and of results may be old."""
     key: room.Key
     """Which frames need about the same room."""
     told: room.Told | None
     """Who knows whether the pairs fitted; None: they did, or a graph was captured."""
+    memory: Tensor | None = None
+    """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
 
 
-def _aligned(tensor: Tensor | None) -> Tensor | None:
+def _give(frame: Any, splats: Splats) -> list[Tensor]:
+    """Tells the frame where the user's tensors are; those returned must live until the kernels are launched."""
+    given = []
+    for name in INPUTS:
+        tensor = getattr(splats, name)
+        if tensor is not None:
+            given.append(_aligned(tensor))
+            setattr(frame, name, given[-1].data_ptr())
+    return given
+
+
+def _aligned(tensor: Tensor) -> Tensor:
     """The same numbers without gaps, from an address that 16 bytes can be read at."""
-    if tensor is None:
-        return None
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def _inputs(splats: Splats, view: View) -> dict[str, Any]:
-    """The fields of the frame that come from the user."""
-    names = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds")
-    tiles_x, tiles_y = -(-view.width // TILE), -(-view.height // TILE)
-    sh = view.sh_degree is not None
-    return {name: _aligned(getattr(splats, name)) for name in names} | {
-        "num_splats": splats.means.shape[0],
-        "num_cameras": splats.viewmats.shape[0],
-        "width": view.width,
-        "height": view.height,
-        "tiles_x": tiles_x,
-        "tiles_y": tiles_y,
-        "coefficients": splats.colors.shape[1] if sh else 0,
-        "colors_by_camera": not sh and splats.colors.dim() == 3,
-        "raw": view.raw,
-        "antialiased": view.antialiased,
-        "near_depth": view.near,
-        "far_depth": min(view.far, 3.4e38),
-        "eps2d": view.eps2d,
-        "radius_clip": view.radius_clip,
-    }
+def _numbers(splats: Splats, view: View) -> Any:
+    """A frame with its sizes and options, and without an address."""
+    sh, frame = view.sh_degree is not None, frame_type()()
+    frame.num_splats, frame.num_cameras = splats.means.shape[0], splats.viewmats.shape[0]
+    # Users' sizes and flags may be NumPy's, which the structure does not take.
+    frame.width, frame.height = int(view.width), int(view.height)
+    frame.tiles_x, frame.tiles_y = -(-frame.width // TILE), -(-frame.height // TILE)
+    frame.coefficients = splats.colors.shape[1] if sh else 0
+    frame.colors_by_camera = not sh and splats.colors.dim() == 3
+    frame.raw, frame.antialiased = int(view.raw), int(view.antialiased)
+    frame.near_depth, frame.far_depth = view.near, min(view.far, 3.4e38)
+    frame.eps2d, frame.radius_clip = view.eps2d, view.radius_clip
+    return frame
 
 
-def _variant(splats: Splats, view: View, needs: frozenset[str] = frozenset()) -> Variant:
-    tiles = splats.viewmats.shape[0] * -(-view.width // TILE) * -(-view.height // TILE)
-    return Variant(
-        pixels=1 if tiles <= FEW_TILES else None,
-        channels=3 if view.sh_degree is not None else splats.colors.shape[-1],
-        depth=view.depth,
-        sh_degree=view.sh_degree,
-        absgrad=view.absgrad and "means2d" in needs,
-        camera=bool(needs & {"viewmats", "Ks"}),
+def _num_tiles(frame: Any) -> int:
+    return int(frame.num_cameras * frame.tiles_x * frame.tiles_y)
+
+
+def _variant(splats: Splats, view: View, num_tiles: int, needs: frozenset[str] = frozenset()) -> Variant:
+    return _known_variant(
+        3 if view.sh_degree is not None else splats.colors.shape[-1],
+        view.depth,
+        view.sh_degree,
+        view.absgrad and "means2d" in needs,
+        "viewmats" in needs or "Ks" in needs,
+        1 if num_tiles <= FEW_TILES else None,
     )
+
+
+@functools.cache
+def _known_variant(
+    channels: int, depth: bool, sh_degree: int | None, absgrad: bool, camera: bool, pixels: int | None
+) -> Variant:
+    return Variant(
+        channels=channels, depth=depth, sh_degree=sh_degree, absgrad=absgrad, camera=camera, pixels=pixels
+    )  # fmt: skip
 
 
 def forward(splats: Splats, view: View) -> Drawn:
@@ -140,10 +168,10 @@ def _begin(splats: Splats, view: View) -> Drawn:
         room.Told.read_those_there(device)
     capacity = room.ROOM.of(key, num_splats)
     told = None if captured else room.Told(key, num_splats, capacity)
-    given, variant = _inputs(splats, view), _variant(splats, view)
-    drawn = _room_for_frame(given, view, variant)
-    drawn.saved.told = told
-    _draw(given, variant, drawn, capacity)
+    frame = _numbers(splats, view)
+    variant = _variant(splats, view, _num_tiles(frame))
+    drawn = _room_for_frame(key, num_splats, variant, Saved(frame, key, told))
+    _draw(splats, variant, drawn, capacity)
     return drawn
 
 
@@ -154,68 +182,83 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
         told.warn()
         capacity = room.ROOM.of(told.key, told.num_splats)
         told = drawn.saved.told = room.Told(told.key, told.num_splats, capacity)
-        _draw(_inputs(splats, view), _variant(splats, view), drawn, capacity)
+        _draw(splats, _variant(splats, view, _num_tiles(drawn.saved.frame)), drawn, capacity)
     drawn.saved.told = None
 
 
-def _room_for_frame(given: dict[str, Any], view: View, variant: Variant) -> Drawn:
-    """Memory for a frame and what its backward pass needs, but for the list of pairs."""
-    num_cameras, num_splats, num_tiles = given["num_cameras"], given["num_splats"], given["tiles_x"] * given["tiles_y"]
-    shape, channels = (num_cameras, view.height, view.width), variant.channels + variant.depth
-    floats = functools.partial(torch.empty, dtype=torch.float32, device=given["means"].device)
-    whole = functools.partial(torch.empty, dtype=torch.int32, device=given["means"].device)
-    saved = {
-        "shade": floats(num_cameras, num_splats, 4 if variant.sh_degree is not None else 1),
-        "ranges": whole(num_cameras * num_tiles + 1), "order": whole(num_cameras * num_tiles),
-        "light": floats(shape), "lasts": whole(shape),
-    }  # fmt: skip
+def _room_for_frame(key: room.Key, num_splats: int, variant: Variant, saved: Saved) -> Drawn:
+    """Memory for what users are given of a frame."""
+    device, num_cameras, height, width = key
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return Drawn(
-        colors=floats(*shape, channels), alphas=floats(*shape, 1),
-        means2d=floats(num_cameras, num_splats, 2), radii=whole(num_cameras, num_splats, 2),
-        depths=floats(num_cameras, num_splats), conics=floats(num_cameras, num_splats, 3),
-        tiles_per_splat=whole(num_cameras, num_splats),
-        saved=Saved(saved, room.Key(given["means"].device, *shape), None),
-    )  # fmt: skip
+        colors=torch.empty(num_cameras, height, width, variant.channels + variant.depth, **floats),
+        alphas=torch.empty(num_cameras, height, width, 1, **floats),
+        means2d=torch.empty(num_cameras, num_splats, 2, **floats),
+        radii=torch.empty(num_cameras, num_splats, 2, **whole),
+        depths=torch.empty(num_cameras, num_splats, **floats),
+        conics=torch.empty(num_cameras, num_splats, 3, **floats),
+        tiles_per_splat=torch.empty(num_cameras, num_splats, **whole),
+        saved=saved,
+    )
 
 
-def _draw(given: dict[str, Any], variant: Variant, drawn: Drawn, capacity: int) -> None:
+def _draw(splats: Splats, variant: Variant, drawn: Drawn, capacity: int) -> None:
     """Fills a frame's tensors. What only this needs is free for others as soon as it is done."""
-    device, told = given["means"].device, drawn.saved.told
-    num_tiles = given["num_cameras"] * given["tiles_x"] * given["tiles_y"]
-    drawn.saved.tensors["ids"] = torch.empty(capacity, dtype=torch.int32, device=device)
-    scratch = {
-        "reached": torch.empty_like(drawn.tiles_per_splat),
-        "cursors": torch.zeros(num_tiles, dtype=torch.int32, device=device),
-        "keys": torch.empty(capacity, dtype=torch.int64, device=device),
-        "keys_spare": torch.empty(capacity, dtype=torch.int64, device=device),
-        "needed": room.needed_by_graphs(device), "told": told.memory if told else None, "capacity": capacity,
-    }  # fmt: skip
-    names = ("means2d", "radii", "depths", "conics", "tiles_per_splat", "alphas")
-    results = {name: getattr(drawn, name) for name in names} | {"image": drawn.colors}
-    most = room.ROOM.most(drawn.saved.key)
-    short_lists = most is not None and most <= SHORT_LISTS * num_tiles
-    frame = pack_frame(given | results | drawn.saved.tensors | scratch | {"short_lists": short_lists})
-    threads = THREADS["splat_project_fwd_kernel"]  # of the pairs' kernel too
-    splats = (-(-given["num_splats"] // threads), given["num_cameras"])
+    device, saved, frame = splats.means.device, drawn.saved, drawn.saved.frame
+    num_tiles, told, most = _num_tiles(frame), saved.told, room.ROOM.most(saved.key)
+    given, scratch = _give(frame, splats), _room_for_lists(frame, saved, variant, capacity, device)
+    for name in (*ON_SCREEN, "alphas", "tiles_per_splat"):
+        setattr(frame, name, getattr(drawn, name).data_ptr())
+    frame.image, frame.capacity = drawn.colors.data_ptr(), capacity
+    frame.needed = room.needed_by_graphs(device).data_ptr()
+    frame.told = None if told is None else told.address
+    frame.short_lists = short_lists = most is not None and most <= SHORT_LISTS * num_tiles
+    blocks = -(-frame.num_splats // THREADS["splat_project_fwd_kernel"]), frame.num_cameras  # of the pairs' kernel too
+    first = {
+        "splat_clear_kernel": (-(-num_tiles // THREADS["splat_clear_kernel"]), 1),
+        "splat_project_fwd_kernel": blocks,
+        "splat_scan_kernel": (1, 1),
+    }
     lists = -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles
-    first = [("splat_project_fwd_kernel", splats), ("splat_scan_kernel", (1, 1))]
-    others = [("splat_pair_kernel", splats), ("splat_sort_kernel", (lists, 1))]
+    others = {"splat_pair_kernel": blocks, "splat_sort_kernel": (lists, 1), "splat_blend_fwd_kernel": (num_tiles, 1)}
     with _on(device):
         program.launch(variant, first, frame, device)
         if told is not None:
             told.record()
-        program.launch(variant, [*others, ("splat_blend_fwd_kernel", (num_tiles, 1))], frame, device)
+        program.launch(variant, others, frame, device)
+    del given, scratch  # torch gives their memory to nobody who is not behind the kernels in the stream
 
 
-@contextmanager
-def _on(device: torch.device) -> Iterator[None]:
-    """Inside, the card and its context are current."""
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device):
-        ensure_context(device.index)
-        yield
+def _room_for_lists(frame: Any, saved: Saved, variant: Variant, capacity: int, device: torch.device) -> Tensor:
+    """Tells the frame where its lists are; those for the backward pass are saved, those for now are returned."""
+    rows, pixels = frame.num_cameras * frame.num_splats, frame.num_cameras * frame.width * frame.height
+    num_tiles = _num_tiles(frame)
+    shade = rows * 4 if variant.sh_degree is not None else rows
+    kept = {"shade": shade, "light": pixels, "lasts": pixels, "order": num_tiles, "ranges": num_tiles + 1}
+    now = {"keys": 2 * capacity, "keys_spare": 2 * capacity, "reached": rows, "cursors": num_tiles}
+    saved.memory = _lay_out(frame, kept | {"ids": capacity}, device)
+    return _lay_out(frame, now, device)
+
+
+def _lay_out(frame: Any, sizes: dict[str, int], device: torch.device) -> Tensor:
+    """One piece of memory for several lists of so many numbers of 4 bytes; the frame is told where each begins."""
+    places, end = {}, 0
+    for name, size in sizes.items():
+        places[name] = end
+        end += (size + 3) & ~3  # 16 bytes can be read at the beginning of each
+    memory = torch.empty(end, dtype=torch.int32, device=device)
+    address = memory.data_ptr()
+    for name, place in places.items():
+        setattr(frame, name, address + 4 * place)
+    return memory
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, the card is the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return IN_PLACE
+    return torch.cuda.device(device)
 
 
 def backward(
@@ -228,26 +271,34 @@ def backward(
     needs: frozenset[str],
 ) -> dict[str, Tensor]:
     """The gradients asked for, by name; ``means2d`` is that of the blending alone, without ``v_means2d``."""
-    device, variant = splats.means.device, _variant(splats, view, needs)
+    device = splats.means.device
     check_determinism(device)
     if not room.capturing(device):
         _complete(splats, view, drawn)
-    given = _inputs(splats, view)
+    frame = frame_type().from_buffer_copy(drawn.saved.frame)
+    num_tiles = _num_tiles(frame)
+    variant = _variant(splats, view, num_tiles, needs)
     found, sums = _room_for_gradients(splats, variant, needs)
     if "means2d" in needs:
-        names = ["means2d", *(["means2d_abs"] if view.absgrad else [])]
-        found |= {name: torch.empty_like(drawn.means2d) for name in names}
-    gradients = {
-        "v_image": None if v_colors is None else v_colors.contiguous(),
-        "v_alphas": None if v_alphas is None else v_alphas.contiguous(),
-        "v_means2d": _aligned(v_means2d), "sums": sums,
-    }  # fmt: skip
-    on_screen = {name: getattr(drawn, name) for name in ("means2d", "radii", "depths", "conics")}
-    outputs = {f"out_{name}": tensor for name, tensor in found.items()}
-    frame = pack_frame(given | on_screen | drawn.saved.tensors | gradients | outputs)
-    tiles, splats_a_block = drawn.saved.tensors["order"].shape[0], THREADS["splat_project_bwd_kernel"]
-    blocks = -(-given["num_splats"] // splats_a_block)
-    kernels = [("splat_blend_bwd_kernel", (tiles, 1)), ("splat_project_bwd_kernel", (blocks, 1))]
+        found["means2d"] = torch.empty_like(drawn.means2d)
+        if view.absgrad:
+            found["means2d_abs"] = torch.empty_like(drawn.means2d)
+    given, told = _give(frame, splats), {"v_image": v_colors, "v_alphas": v_alphas, "v_means2d": v_means2d}
+    for name, tensor in told.items():
+        if tensor is not None:
+            given.append(_aligned(tensor))
+            setattr(frame, name, given[-1].data_ptr())
+    for name in ON_SCREEN:
+        setattr(frame, name, getattr(drawn, name).data_ptr())
+    for name, tensor in found.items():
+        setattr(frame, f"out_{name}", tensor.data_ptr())
+    frame.sums = None if sums is None else sums.data_ptr()
+    to_clear = 4 * frame.num_splats if sums is None else 0
+    kernels = {
+        "splat_clear_bwd_kernel": (-(-to_clear // THREADS["splat_clear_bwd_kernel"]), 1),
+        "splat_blend_bwd_kernel": (num_tiles, 1),
+        "splat_project_bwd_kernel": (-(-frame.num_splats // THREADS["splat_project_bwd_kernel"]), 1),
+    }
     with _on(device):
         program.launch(variant, kernels, frame, device)
     return found
@@ -273,22 +324,17 @@ def _room_for_gradients(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Memory for the gradients of the inputs, zeros where kernels add to it, and for the pixels' sums of each splat.
 
-    With one camera the sums have no memory of their own if that of the gradients made from them will do.
+    With one camera the sums have no memory of their own if that of the gradients made from them will do; the first
+    kernel clears it.
     """
     floats: dict[str, Any] = {"dtype": torch.float32, "device": splats.means.device}
     num_cameras, num_splats = splats.viewmats.shape[0], splats.means.shape[0]
     found: dict[str, Tensor] = {}
     sums = None
-    if num_cameras == 1 and variant.sums <= 11 and needs.issuperset(PLANES):
-        shapes = {name: getattr(splats, name).shape for name in PLANES}
-        # One fill for all four; each begins where 16 bytes can be read at once.
-        sizes = [-(-shape.numel() // 4) * 4 for shape in shapes.values()]
-        parts = torch.zeros(sum(sizes), **floats).split(sizes)
-        pairs = zip(shapes.items(), parts, strict=True)
-        found = {name: part[: shape.numel()].view(shape) for (name, shape), part in pairs}
-    else:
+    if num_cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
         sums = torch.zeros(num_cameras, num_splats, variant.sums, **floats)
-    for name in sorted(needs - found.keys() - {"means2d"}):
-        kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
-        found[name] = kind(getattr(splats, name).shape, **floats)
+    for name in INPUTS:
+        if name in needs:
+            kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
+            found[name] = kind(getattr(splats, name).shape, **floats)
     return found, sums

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hotlap.kernels.launch import Packed
-from hotlap.kernels.nvrtc import Program, done, load_function
+from hotlap.kernels.launch import enqueue_all
+from hotlap.kernels.nvrtc import Program, load_function
 from hotlap.kernels.splat.frame import TILE
 
 SHARED = ("primitives.cuh", "frame.cuh", "project.cuh", "tiles.cuh", "blend.cuh")
@@ -23,13 +22,16 @@ SOURCES = {
     "bwd": (*SHARED, "sums.cuh", "blend_bwd.cu", "project_bwd.cu"),
 }
 THREADS = {
+    "splat_clear_kernel": 256,
     "splat_project_fwd_kernel": 256,
     "splat_scan_kernel": 1024,
     "splat_pair_kernel": 256,
     "splat_sort_kernel": 256,
+    "splat_clear_bwd_kernel": 256,
     "splat_project_bwd_kernel": 128,
 }
 """Of a block, as in the sources; those of the blending kernels depend on the variant."""
+KERNELS = (*THREADS, "splat_blend_fwd_kernel", "splat_blend_bwd_kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,40 +92,32 @@ def read_source(way: str) -> str:
 
 
 @functools.cache
-def frame_layout() -> tuple[struct.Struct, dict[str, int]]:
-    """What every kernel is given, and the place of each field in it by name, in the order of ``frame.cuh``."""
+def frame_type() -> Any:
+    """The structure that every kernel is given; its fields are read from ``frame.cuh``, and are null or 0 at first."""
     text = Path(__file__).with_name("frame.cuh").read_text(encoding="utf-8")
     found = re.findall(r"^    (?:const )?(float|int|u32|u64)(\*?) (\w+);", text, re.MULTILINE)
-    kinds = "".join("P" if star else kind[0] for kind, star, _ in found)
-    # As in C, it is as long as a multiple of its widest member.
-    return struct.Struct(kinds + "0P"), {name: place for place, (_, _, name) in enumerate(found)}
-
-
-def pack_frame(values: dict[str, Any]) -> bytes:
-    """The frame as the kernels take it; what is not named is null or 0."""
-    layout, places = frame_layout()
-    numbers = [0] * len(places)
-    for name, value in values.items():
-        numbers[places[name]] = value.data_ptr() if isinstance(value, Tensor) else value or 0
-    return layout.pack(*numbers)
+    numbers = {"float": ctypes.c_float, "int": ctypes.c_int}
+    fields = [(name, ctypes.c_void_p if star else numbers[kind]) for kind, star, name in found]
+    return type("Frame", (ctypes.Structure,), {"_fields_": fields})
 
 
 @functools.cache
-def _function(device: int, variant: Variant, name: str) -> Any:
-    return load_function(device, variant.program(way_of(name)), name)
+def _loaded(device: int, variant: Variant, way: str) -> dict[str, tuple[Any, int]]:
+    """The kernels of one way, ready on a card, each with the threads of its blocks, by name."""
+    names = (name for name in KERNELS if way_of(name) == way)
+    return {name: (load_function(device, variant.program(way), name), variant.threads(name)) for name in names}
 
 
-def launch(
-    variant: Variant, kernels: Sequence[tuple[str, tuple[int, int]]], frame: bytes, device: torch.device
-) -> None:
-    """Runs kernels, by name and grid, one after another on torch's stream; a grid without blocks is no launch.
+def launch(variant: Variant, kernels: Mapping[str, tuple[int, int]], frame: Any, device: torch.device) -> None:
+    """Runs kernels of one way, by name with their grids, one after another on torch's stream.
 
-    The card and its context must be current.
+    A grid without blocks is no launch.
     """
-    from cuda.bindings import driver
-
-    packed, stream = Packed([frame]), torch.cuda.current_stream(device).cuda_stream
-    for name, grid in kernels:
-        if all(grid):
-            function, threads = _function(device.index, variant, name), variant.threads(name)
-            done(driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, 0, stream, packed.address, 0))
+    loaded = _loaded(device.index, variant, way_of(next(iter(kernels))))
+    ready = []
+    for name, (across, down) in kernels.items():
+        if across and down:
+            function, threads = loaded[name]
+            ready.append((function, (across, down, 1), threads, 0))
+    place = ctypes.c_void_p(ctypes.addressof(frame))
+    enqueue_all(ready, ctypes.addressof(place), device.index)

@@ -6,6 +6,7 @@ with it; the host reads it when it is there, and need not wait. cuda.md says wha
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import threading
@@ -124,11 +125,22 @@ def overflowed(device: torch.device) -> bool:
     return needed > 0
 
 
+class Slot(NamedTuple):
+    """Where one frame at a time tells its count."""
+
+    memory: Tensor
+    """[1] pinned; what follows is in it."""
+    number: ctypes.c_int
+    """The count, which torch would take a hundred times as long to read."""
+    event: Any
+    """When it is there; None where there is no card to wait for."""
+
+
 class Told:
     """The count of pairs of one frame, which the host learns while the card goes on."""
 
     _lock = threading.RLock()
-    _slots: dict[torch.device, list[tuple[Tensor, Any]]] = {}  # noqa: RUF012 - one for all
+    _slots: dict[torch.device, list[Slot]] = {}  # noqa: RUF012 - one for all
     _unread: list[Told] = []  # noqa: RUF012 - one for all
 
     def __init__(self, key: Key, num_splats: int, capacity: int) -> None:
@@ -142,28 +154,28 @@ class Told:
             self._unread.append(self)
 
     @property
-    def memory(self) -> Tensor:
-        """[1] where the card writes the count."""
-        return self._slot[0]
+    def address(self) -> int:
+        """Where the card writes the count."""
+        return ctypes.addressof(self._slot.number)
 
     def record(self) -> None:
         """Marks the place in the stream after which the count is there."""
-        if self._slot[1] is not None:
-            self._slot[1].record()
+        if self._slot.event is not None:
+            self._slot.event.record()
 
     def wait(self) -> bool:
         """Whether the frame's pairs fitted, as soon as the card has told."""
         if self.count is None and not self._is_there():
-            self._slot[1].synchronize()
+            self._slot.event.synchronize()
         return self._read() <= self.capacity
 
     def _is_there(self) -> bool:
-        return self._slot[1] is None or self._slot[1].query()
+        return self._slot.event is None or self._slot.event.query()
 
     def _read(self) -> int:
         with self._lock:
             if self.count is None:
-                self.count = int(self.memory[0])
+                self.count = self._slot.number.value
                 self._slots[self.key.device].append(self._slot)
                 self._unread.remove(self)
                 ROOM.learn(self.key, self.count, self.num_splats)
@@ -194,6 +206,7 @@ class Told:
         )
 
 
-def _make_slot(device: torch.device) -> tuple[Tensor, Any]:
+def _make_slot(device: torch.device) -> Slot:
     card = device.type == "cuda"
-    return torch.zeros(1, dtype=torch.int32, pin_memory=card), torch.cuda.Event() if card else None
+    memory = torch.zeros(1, dtype=torch.int32, pin_memory=card)
+    return Slot(memory, ctypes.c_int.from_address(memory.data_ptr()), torch.cuda.Event() if card else None)

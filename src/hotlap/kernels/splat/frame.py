@@ -55,7 +55,7 @@ class View:
     """The sum over pixels of the absolute gradients of ``means2d`` is wanted too."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
 class Splats:
     """What a frame is drawn from; all tensors are of one floating-point type and on one device."""
 
@@ -77,7 +77,7 @@ class Splats:
     """[C, D] behind all splats, or [C, 3] with coefficients; None: black. The depth behind all splats is 0."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
 class Drawn:
     """A frame, and what is known of each splat on each screen; zeros for those that are not drawn."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
-from functools import partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -29,6 +29,7 @@ IMPLS = tuple(name for name in ("cuda", "cpu", "reference") if find_spec(f"{PACK
 """The implementations, those that are preferred first."""
 INPUTS = tuple(field.name for field in fields(Splats))
 OUTPUTS = ("colors", "alphas", "means2d", "radii", "depths", "conics", "tiles_per_splat")
+ASKED = ("probe", "probe_abs", *INPUTS)
 MAX_DEGREE = 3
 
 
@@ -52,8 +53,8 @@ def splat(
         sizes, numbers = flat_view(view)
         found: Sequence[Tensor] = splat_frame(*tensors, probe, probe_abs, sizes, numbers, impl)
     else:
-        found = _Frame.apply(splat_choice(splats, view, impl).impl, view, probe, probe_abs, *tensors)
-    return Drawn(**dict(zip(OUTPUTS, found, strict=True)))
+        found = _Frame.apply(splat_choice(splats, view, impl).impl, view, splats, probe, probe_abs, *tensors)
+    return _drawn(found)
 
 
 def splat_choice(splats: Splats, view: View, impl: str = "auto") -> Choice:
@@ -66,33 +67,47 @@ def _why_not(name: str, splats: Splats, view: View) -> str:
     return "" if name == "reference" else _implementation(name).why_not(splats, view)
 
 
+@cache
 def _implementation(name: str) -> Any:
     return reference if name == "reference" else import_module(f"{PACKAGE}.{name}")
 
 
 def check(splats: Splats, view: View) -> None:
     """Refuses shapes, types, devices and options that do not fit together."""
-    named: dict[str, tuple[Any, str]] = {
-        "means": (splats.means, "N 3"), "quats": (splats.quats, "N 4"), "scales": (splats.scales, "N 3"),
-        "opacities": (splats.opacities, "N"), "viewmats": (splats.viewmats, "C 4 4"), "Ks": (splats.Ks, "C 3 3"),
-    }  # fmt: skip
-    if view.sh_degree is not None:
-        named["colors"] = (splats.colors, "N K 3")
+    _check_view(view)
+    tensors = [getattr(splats, name) for name in INPUTS]
+    shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
+    if torch.compiler.is_compiling():
+        _check_shapes(shapes, view.sh_degree)
     else:
-        named["colors"] = (splats.colors, "C N D" if splats.colors.dim() == 3 else "N D")
-    if splats.backgrounds is not None:
-        named["backgrounds"] = (splats.backgrounds, "C 3" if view.sh_degree is not None else "C D")
-    dims = bind_dims(**named)
+        _check_shapes_once(shapes, view.sh_degree)
+    device, dtype = splats.means.device, splats.means.dtype
+    for name, tensor in zip(INPUTS, tensors, strict=True):
+        if tensor is not None and (tensor.device != device or tensor.dtype != dtype):
+            raise _not_alike(name, tensor, splats.means)
+    if not splats.means.is_floating_point():
+        raise _not_alike("means", splats.means, splats.means)
+
+
+def _check_shapes(shapes: tuple[Any, ...], sh_degree: int | None) -> None:
+    """Refuses shapes of ``INPUTS`` that do not fit together, None for what is not there."""
+    given = dict(zip(INPUTS, shapes, strict=True))
+    specs = {"means": "N 3", "quats": "N 4", "scales": "N 3", "opacities": "N", "viewmats": "C 4 4", "Ks": "C 3 3"}
+    specs["colors"] = "N K 3" if sh_degree is not None else "C N D" if len(given["colors"]) == 3 else "N D"
+    if given["backgrounds"] is not None:
+        specs["backgrounds"] = "C 3" if sh_degree is not None else "C D"
+    dims = bind_dims(**{name: (given[name], spec) for name, spec in specs.items()})
     if dims["C"] == 0:
         raise ShapeError("viewmats has the shape [0, 4, 4]", expected="at least one camera")
-    _check_view(view)
-    if view.sh_degree is not None and dims["K"] < (view.sh_degree + 1) ** 2:
+    if sh_degree is not None and dims["K"] < (sh_degree + 1) ** 2:
         raise ShapeError(
-            f"colors has {dims['K']} coefficients, too few for sh_degree = {view.sh_degree}",
-            expected=f"at least {(view.sh_degree + 1) ** 2}",
+            f"colors has {dims['K']} coefficients, too few for sh_degree = {sh_degree}",
+            expected=f"at least {(sh_degree + 1) ** 2}",
         )
-    for name in INPUTS:
-        _check_alike(name, getattr(splats, name), splats.means)
+
+
+_check_shapes_once = lru_cache(maxsize=256)(_check_shapes)
+"""Frames of one size after another are not looked at again; only what passes is remembered."""
 
 
 def _check_view(view: View) -> None:
@@ -107,30 +122,34 @@ def _check_view(view: View) -> None:
         raise ConfigError(f"eps2d = {view.eps2d:g} is not valid", expected="0 or more")
 
 
-def _check_alike(name: str, tensor: Tensor | None, means: Tensor) -> None:
-    if tensor is None:
-        return
+def _not_alike(name: str, tensor: Tensor, means: Tensor) -> ConfigError:
     if tensor.device != means.device:
-        raise ConfigError(f"{name} is on {tensor.device}, means on {means.device}", expected="all on one device")
-    if tensor.dtype != means.dtype or not means.is_floating_point():
-        kinds = [str(t.dtype).removeprefix("torch.") for t in (tensor, means)]
-        raise ConfigError(f"{name} is {kinds[0]}, means {kinds[1]}", expected="one floating-point type for all")
+        return ConfigError(f"{name} is on {tensor.device}, means on {means.device}", expected="all on one device")
+    kinds = [str(t.dtype).removeprefix("torch.") for t in (tensor, means)]
+    return ConfigError(f"{name} is {kinds[0]}, means {kinds[1]}", expected="one floating-point type for all")
 
 
 def _splats(tensors: Sequence[Any]) -> Splats:
     return Splats(**dict(zip(INPUTS, tensors, strict=True)))
 
 
+def _drawn(results: Sequence[Tensor], saved: Any = None) -> Drawn:
+    return Drawn(**dict(zip(OUTPUTS, results, strict=True)), saved=saved)
+
+
 class _Frame(torch.autograd.Function):
     """A frame as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, impl: str, view: View, probe: Any, probe_abs: Any, *tensors: Any) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, impl: str, view: View, splats: Splats, probe: Any, probe_abs: Any, *tensors: Any
+    ) -> tuple[Tensor, ...]:
+        """The tensors of ``OUTPUTS``; ``tensors`` are those of ``splats``, which autograd looks for among arguments."""
         module = _implementation(impl)
         ahead = getattr(module, "forward_ahead", module.forward) if any(ctx.needs_input_grad) else module.forward
-        drawn = ahead(_splats(tensors), view)
+        drawn = ahead(splats, view)
         ctx.impl, ctx.view, ctx.kept = impl, view, drawn.saved
-        outputs = tuple(getattr(drawn, name).detach() for name in OUTPUTS)
+        outputs = tuple(getattr(drawn, name) for name in OUTPUTS)
         ctx.mark_non_differentiable(*outputs[3:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *outputs)
@@ -139,21 +158,30 @@ class _Frame(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, outputs = ctx.saved_tensors[: len(INPUTS)], ctx.saved_tensors[len(INPUTS) :]
-        splats = _splats(tensors)
-        drawn = Drawn(**dict(zip(OUTPUTS, outputs, strict=True)), saved=ctx.kept)
-        asked = dict(zip(("probe", "probe_abs", *INPUTS), ctx.needs_input_grad[2:], strict=True))
-        found = _gradients(ctx.impl, splats, ctx.view, drawn, grads[:3], [n for n, need in asked.items() if need])
-        return None, None, *(found.get(name) for name in asked)
+        saved = ctx.saved_tensors
+        splats, drawn = _splats(saved[: len(INPUTS)]), _drawn(saved[len(INPUTS) :], ctx.kept)
+        found = _gradients(ctx.impl, splats, ctx.view, drawn, grads[:3], _asked(ctx.needs_input_grad[3:]))
+        return None, None, None, *map(found.get, ASKED)
+
+
+@cache
+def _asked(flags: tuple[bool, ...]) -> tuple[str, ...]:
+    """The names of ``ASKED`` whose flags are set."""
+    return tuple(name for name, flag in zip(ASKED, flags, strict=True) if flag)
+
+
+@cache
+def _needs(asked: tuple[str, ...]) -> frozenset[str]:
+    """What an implementation is asked for: probes have the gradient of the centres on the screen."""
+    return frozenset("means2d" if name.startswith("probe") else name for name in asked)
 
 
 def _gradients(
-    impl: str, splats: Splats, view: View, drawn: Drawn, grads: Sequence[Tensor | None], asked: Sequence[str]
+    impl: str, splats: Splats, view: View, drawn: Drawn, grads: Sequence[Tensor | None], asked: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """The gradients of the inputs and probes asked for, by name."""
     v_colors, v_alphas, v_means2d = grads
-    needs = frozenset("means2d" if name.startswith("probe") else name for name in asked)
-    found = _implementation(impl).backward(splats, view, drawn, v_colors, v_alphas, v_means2d, needs)
+    found = _implementation(impl).backward(splats, view, drawn, v_colors, v_alphas, v_means2d, _needs(asked))
     if "probe" in asked:
         found["probe"] = found["means2d"] if v_means2d is None else found["means2d"] + v_means2d
     if "probe_abs" in asked:
@@ -220,7 +248,7 @@ def splat_frame_backward(
     name = splat_choice(splats, view, impl).impl
     with torch.no_grad():
         drawn = _implementation(name).forward(splats, view)
-    found = _gradients(name, splats, view, drawn, (v_colors, v_alphas, v_means2d), asked.split())
+    found = _gradients(name, splats, view, drawn, (v_colors, v_alphas, v_means2d), tuple(asked.split()))
     return [_alone(found[one]) for one in asked.split()]
 
 

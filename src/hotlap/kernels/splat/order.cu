@@ -1,6 +1,7 @@
 // The pairs of tile and splat, tile by tile in order of depth. A tile's pairs have a place of their own from the start,
 // so that only they are sorted, in the registers of one block, and nothing on the host waits for a count.
 
+#define CLEAR_THREADS 256
 #define SCAN_THREADS 1024
 #define PAIR_THREADS 256
 #define SORT_THREADS 256
@@ -9,6 +10,13 @@
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
 #define SORT_SHORT (32 * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
+
+// No tile has a pair yet.
+KERNEL(CLEAR_THREADS, 1)
+splat_clear_kernel(const Frame f) {
+    const int n = block_index() * CLEAR_THREADS + thread_index();
+    if (n < f.num_cameras * f.tiles_x * f.tiles_y) f.cursors[n] = 0;
+}
 
 #define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
 

@@ -5,6 +5,16 @@
 #define GRAD_THREADS 128
 #define GRAD_WARPS (GRAD_THREADS / 32)
 #define CAMERA_SUMS 16  // [R | t] row by row, fx, fy, cx, cy
+#define CLEAR_BWD_THREADS 256
+
+// The gradients in whose memory the pixels' sums will lie, if these have none of their own, are 0.
+KERNEL(CLEAR_BWD_THREADS, 1)
+splat_clear_bwd_kernel(const Frame f) {
+    const i64 n = (i64)block_index() * CLEAR_BWD_THREADS + thread_index(), splats = f.num_splats;
+    if (n < 4 * splats) f.out_quats[n] = 0.0f;
+    if (n < 3 * splats) f.out_means[n] = f.out_scales[n] = 0.0f;
+    if (n < splats) f.out_opacities[n] = 0.0f;
+}
 
 struct Grads {
     float mean[3], axes[3][3];  // axes: of rotation times scale, whose columns are the splat's axes
