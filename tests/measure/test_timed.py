@@ -74,6 +74,17 @@ def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
     assert timer.flags == set()
 
 
+@pytest.mark.parametrize(("compiled", "blocks"), [(False, 0), (True, 1)])
+def test_a_first_step_longer_than_the_warm_up_was_one_unless_it_compiled(monkeypatch, compiled, blocks):
+    seen = []
+    monkeypatch.setattr(timed, "time_block", lambda *_: seen.append(1) or SimpleNamespace(wall_ms=50.0))
+    session = Waiter(0.06)
+    session.spec = ArmSpec(device="cpu", compile="default" if compiled else "")
+    timer = ArmTimer(session, seed=0)
+    timer.warm_up(protocol(warmup_seconds=0.05 if not compiled else 0.0))
+    assert len(seen) == blocks and timer.step_s == (0.05 if compiled else timer.first_step_s)
+
+
 def test_warm_up_without_end_is_flagged(monkeypatch):
     times = iter(float(2**n) for n in range(1000))
     monkeypatch.setattr(timed, "time_block", lambda *_: SimpleNamespace(wall_ms=next(times)))
