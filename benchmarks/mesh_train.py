@@ -98,6 +98,7 @@ def trained(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     outcome = train_within(workload, ways[row["way"]], folder, device, clock)
     row |= {
         "state": "trained", "steps": outcome.step, "trained_s": clock.spent_s, "minutes": args.minutes,
+        "reserve_s": args.reserve,
         "config": dataclasses.asdict(ways[row["way"]]), "outcome": dataclasses.asdict(outcome),
         "curve": read_curve(folder), "environment": dataclasses.asdict(capture()), "scores": {},
     }  # fmt: skip

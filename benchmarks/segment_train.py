@@ -78,6 +78,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     keep_weights(out / "run", out)
     row |= {
         "state": "trained", "steps": outcome.step, "trained_s": clock.spent_s, "minutes": args.minutes,
+        "reserve_s": args.reserve,
         "config": encode(ways[row["way"]]), "outcome": encode(outcome), "curve": read_curve(out / "run"),
         "environment": encode(capture()),
     }  # fmt: skip
