@@ -160,7 +160,7 @@ def test_a_batch_that_was_asked_for_is_kept(folder, monkeypatch, changes):
     [
         (16, [(2, 0.1)], 0.35, 4),
         (16, [(2, 0.1)], 0.8, 16),
-        (16, [(2, 0.01), (2, 0.2)], 0.4, 4),  # the slowest arm decides
+        (16, [(2, 0.05), (2, 0.15)], 0.4, 4),  # all arms count
         (16, [(2, 9.0)], 0.4, 2),  # no smaller than what the gate ran
         (12, [(2, 0.1)], 0.16, 3),
         (100, [(3, 3.0)], 0.4, 3),
@@ -171,8 +171,9 @@ def test_a_batch_that_was_asked_for_is_kept(folder, monkeypatch, changes):
 )
 def test_the_batch_is_halved_until_steps_are_bearable(batch, paces, step_s, chosen):
     gates = [Gate(arm="cpu", passed=True, checks=[], reference="", batch=b, step_s=s) for b, s in paces]
-    found, why = bearable_batch(batch, gates, step_s)
-    assert found == chosen and (why is None) == (found == batch)
+    found, expected = bearable_batch(batch, gates, step_s)
+    assert found == chosen
+    assert expected == pytest.approx(batch * sum(s / b for b, s in paces if b))
 
 
 def answers(job, *, default_batch=4, step_s=0.0):

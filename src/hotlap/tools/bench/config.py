@@ -27,7 +27,7 @@ QUICK = Layer(
         "seconds": 0.3,
         "max_seconds": 1.5,
         "warmup_seconds": 1.0,
-        "step_seconds": 0.4,
+        "step_seconds": 0.8,
         "memory": False,
         "gate_batch": 2,
         "gate_steps": 2,
@@ -73,8 +73,8 @@ class BenchConfig:
     warmup_seconds: float = 10.0
     """Warm-up of each arm ends here even if its times are not steady."""
     step_seconds: float | None = None
-    """Halves the workload's own batch until the slowest arm's step takes about this long, by the gate's steps; a batch
-    that is given is kept."""
+    """Halves the workload's own batch until a step of every arm takes about this long in all, by the gate's steps; a
+    batch that is given is kept."""
     min_effect: float = 0.01
     """Differences below this fraction are never named."""
     gate: bool = True

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from hotlap.records.measurement import Gate
 
 
-def bearable_batch(batch: int, gates: Iterable[Gate], step_s: float) -> tuple[int, Gate | None]:
-    """The batch, halved until every arm's step should take ``step_s`` at most, and the gate that asked for it.
+def bearable_batch(batch: int, gates: Sequence[Gate], seconds: float) -> tuple[int, float]:
+    """The batch, halved until a step of every arm should take ``seconds`` in all, and what it would take whole.
 
-    Steps are taken to grow with the batch from what the gate saw, and the gate's own batch is the smallest.
+    Steps are taken to grow with the batch from what the gates saw, and the gates' own batch is the smallest.
     """
-    slowest = max((g for g in gates if g.batch and g.step_s), key=lambda g: g.step_s / g.batch, default=None)
+    known = [gate for gate in gates if gate.batch and gate.step_s]
+    per_sample = sum(gate.step_s / gate.batch for gate in known)
+    least = max((gate.batch for gate in known), default=batch)
     smaller = batch
-    if slowest is not None:
-        while smaller > slowest.batch and smaller * slowest.step_s / slowest.batch > step_s:
-            smaller = max(smaller // 2, slowest.batch)
-    return smaller, slowest if smaller < batch else None
+    while smaller > least and smaller * per_sample > seconds:
+        smaller = max(smaller // 2, least)
+    return smaller, batch * per_sample

@@ -258,17 +258,16 @@ class _Run:
             return
         going = {spec.name for spec in self._going(self.arms + self.context)}
         whole, gates = self.batch, [gate for gate in self.gates.values() if gate.arm in going]
-        self.batch, slowest = bearable_batch(whole, gates, longest)
-        if slowest is None:
+        self.batch, expected = bearable_batch(whole, gates, longest)
+        if self.batch == whole:
             return
         self.record = dataclasses.replace(
             self.record,
             config=self.record.config | {"batch": self.batch},
             config_sources=self.record.config_sources | {"batch": "step_seconds"},
         )
-        expected = whole * slowest.step_s / slowest.batch
         note = (
-            f"Batch {self.batch} instead of {whole}, whose steps would take some {expected:.1f} s on {slowest.arm}; a "
+            f"Batch {self.batch} instead of {whole}, for a step of every arm would take some {expected:.1f} s in all; a "
             f"device that needs large batches looks slower for it. --batch {whole} times it whole."
         )
         self.notes.append(note)
