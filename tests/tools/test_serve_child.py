@@ -61,6 +61,8 @@ def test_a_killed_worker_loses_nothing(spec):
     assert first["values"] == [2, 4, 6]
     assert [answer["values"] for answer in rest] == [[2 * i] for i in range(6)]
     assert service.counters.value("worker_deaths_total", device="cpu") == 1
+    batches, launched = (service.counters.value(name) for name in ("batch_seconds", "launch_seconds"))
+    assert 2 <= launched < batches, "the child tells of each batch that it answered, and not of those that it did not"
     child = runner.pid
     assert service.drain(20)
     with pytest.raises(ProcessLookupError):

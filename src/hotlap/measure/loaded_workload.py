@@ -19,7 +19,7 @@ from hotlap.device.memory import is_out_of_memory
 from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Pattern, capture
-from hotlap.measure.graph import GraphedStep
+from hotlap.measure.graph import GraphedStep, Recorder
 from hotlap.measure.servable import Rows, Signature, TensorSpec
 from hotlap.measure.session import Session
 from hotlap.workload import Workload
@@ -39,6 +39,7 @@ class LoadedWorkload:
         self._session = Session(workload, arm, mode="infer", batch=1, seed=0)
         self._session.host_batches, self._session.batches = [], []
         self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
+        self._recorder: Recorder | None = None
         self._full = rows
         self._pads = bool(arm.graph or arm.compile)
         on_card = self._session.device.type == "cuda"
@@ -76,6 +77,7 @@ class LoadedWorkload:
                     raise
                 if rows == 1:
                     raise OutOfMemory(f"one row of model {self._workload.name!r} does not fit") from error
+                self._forget_recordings()  # those of a batch that is too large would keep the room of a smaller one
                 self._full = rows = rows // 2
 
     def run(self, rows: Rows) -> Rows:
@@ -138,9 +140,21 @@ class LoadedWorkload:
         if key not in self._graphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 return self._session.infer_on(batch)
-            model = self._session.plain_model
-            self._graphs[key] = GraphedStep(self._session.infer_on, batch, model=model, optimizer=None)
+            self._graphs[key] = self._recorded(batch)
         return self._graphs[key](batch).clone()  # the next replay overwrites it while it may still be copied
+
+    def _recorded(self, batch: Any) -> GraphedStep:
+        """A pass over batches of this shape. All share one room: replays follow one another, and outputs are copied."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._session.device)
+        model, recorder = self._session.plain_model, self._recorder
+        return GraphedStep(self._session.infer_on, batch, model=model, optimizer=None, recorder=recorder)
+
+    def _forget_recordings(self) -> None:
+        self._graphs.clear()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
 
     def _returning(self, out: Tensor) -> Callable[[], Rows]:
         """The call that gives an output in host memory, on its way there already."""
@@ -153,7 +167,8 @@ class LoadedWorkload:
         with torch.cuda.stream(self._copies):
             host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
             host.copy_(out, non_blocking=True)
-            arrived = torch.cuda.Event()
+            # One that spins while it waits takes a core, and the driver's lock from the thread that launches.
+            arrived = torch.cuda.Event(blocking=True)
             arrived.record(self._copies)
         out.record_stream(self._copies)
 
