@@ -259,8 +259,11 @@ def measure(given: argparse.Namespace, folder: Path, save: Callable[[dict[str, A
 
 
 def _give_back_memory() -> None:
+    import gc
+
     import torch
 
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -8,7 +8,7 @@ import torch
 from hotlap.device.seed import generator
 from hotlap.measure import loaded_workload
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.loaded_workload import LoadedWorkload
+from hotlap.measure.loaded_workload import RECORD_FROM, LoadedWorkload
 from hotlap.measure.servable import ModelSpec
 from hotlap.segment.served import SegmentServable
 from hotlap.targets import load_target
@@ -76,6 +76,16 @@ def test_every_size_is_recorded_at_the_start_by_one_recorder(recorded):
         loaded.run((images(rows),))
     (recorder,) = FakeRecorder.made
     assert sorted(recorder.sizes) == [1, 2, 4, 6] and not recorder.closed
+
+
+def test_a_shape_that_nobody_expected_is_recorded_when_it_comes_often(recorded):
+    loaded, plain = recorded(2), LoadedWorkload(load_target("unet", TINY), ArmSpec(device="cpu"), 2)
+    (recorder,), wide = FakeRecorder.made, torch.rand(2, 3, 32, 64, generator=generator(1))
+    for _ in range(RECORD_FROM - 1):
+        loaded.run((wide,))
+    assert recorder.sizes == [2, 1]
+    torch.testing.assert_close(loaded.run((wide,))[0], plain.run((wide,))[0])
+    assert recorder.sizes == [2, 1, 2]
 
 
 def test_recordings_of_a_batch_that_does_not_fit_make_room_for_smaller_ones(recorded, monkeypatch):

@@ -8,6 +8,8 @@ waits until the outputs are asked for, so one batch is copied while the next one
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,12 +28,15 @@ from hotlap.workload import Workload
 
 MOST_GRAPHS = 24
 """Recordings of one model, each of which keeps memory; batches of further shapes run as they are."""
+RECORD_FROM = 8
+"""Batches of a shape that was not expected before it is recorded, which takes as long as some of them do."""
 
 
 class LoadedWorkload:
     """A workload's model on a device."""
 
-    _active: LoadedWorkload | None = None
+    _active: weakref.ref[LoadedWorkload] | None = None
+    """Whose switches are in force; it may be gone, and its memory with it."""
 
     def __init__(self, workload: Workload, arm: ArmSpec, rows: int, *, widen: bool = True) -> None:
         """``widen`` gives outputs of 16 bits as float32, for clients without such types."""
@@ -40,7 +45,9 @@ class LoadedWorkload:
         self._session.host_batches, self._session.batches = [], []
         self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
         self._recorder: Recorder | None = None
+        self._met: Counter[tuple[Any, ...]] = Counter()
         self._full = rows
+        self._record_from = 1  # what is run before the first client comes is expected
         self._pads = bool(arm.graph or arm.compile)
         on_card = self._session.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._session.device) if on_card else None
@@ -55,6 +62,7 @@ class LoadedWorkload:
         rows, out = self._warm(tuple(tensors[i].cpu() for i in self._places), rows)
         outputs = (TensorSpec(name="output", dtype=_dtype(out), shape=tuple(out.shape[1:])),)
         self.signature = Signature(inputs=inputs, outputs=outputs, rows=rows, arm=arm.name)
+        self._record_from = RECORD_FROM
 
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
         """Which tensors of a batch reach the model, and what its forward pass calls them; the others are targets."""
@@ -86,9 +94,9 @@ class LoadedWorkload:
 
     def begin(self, parts: Sequence[Rows]) -> Callable[[], Rows]:
         """Starts on the rows of several requests, which are of one shape; the call that waits for their outputs."""
-        if LoadedWorkload._active is not self:
+        if LoadedWorkload._active is None or LoadedWorkload._active() is not self:
             self._session.activate()
-            LoadedWorkload._active = self
+            LoadedWorkload._active = weakref.ref(self)
         num_rows = sum(int(part[0].shape[0]) for part in parts)
         size = max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
         columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
@@ -138,7 +146,8 @@ class LoadedWorkload:
     def _replay(self, batch: Any, columns: Sequence[Tensor], size: int) -> Tensor:
         key = (size, *(tuple(t.shape[1:]) for t in columns))
         if key not in self._graphs:
-            if len(self._graphs) >= MOST_GRAPHS:
+            self._met[key] += 1
+            if len(self._graphs) >= MOST_GRAPHS or self._met[key] < self._record_from:
                 return self._session.infer_on(batch)
             self._graphs[key] = self._recorded(batch)
         return self._graphs[key](batch).clone()  # the next replay overwrites it while it may still be copied
