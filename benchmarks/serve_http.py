@@ -271,15 +271,16 @@ def _give_back_memory() -> None:
 def serve(given: argparse.Namespace, name: str, start: Any, weights: Path, picture: bytes) -> dict[str, Any]:
     """A service's first answer and its rate under load; or why it has none, which costs the other arms nothing."""
     say(f"{name}: starting")
+    found: dict[str, Any] = {}
     try:
         with start(given, _options(given), weights) as asked:
             answer = asyncio.run(first_answer(asked, picture))
             say(f"{name}: {given.clients} clients for {WARM_S + given.seconds:g} s")
             found = {"answer": answer, **load(given, asked, weights.parent)}
             say(f"{name}: stopping")
-        return found
     except (ServiceFailed, OSError, subprocess.TimeoutExpired) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        found["fault_at_its_end" if found else "error"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def _has_litserve() -> bool:
@@ -312,7 +313,7 @@ def show_arm(name: str, arm: dict[str, Any], alone: dict[str, Any]) -> None:
     rate, p50, p99 = arm["images_per_s"], arm["p50_ms"], arm["p99_ms"]
     share = 100 * rate / statistics.median(alone["resident_images_per_s"])
     print(f"{name:9} {rate:8.1f} images/s, {share:5.1f}% of resident, p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    for line in explain(arm["watched"]):
+    for line in [*explain(arm["watched"]), *([arm["fault_at_its_end"]] if "fault_at_its_end" in arm else [])]:
         print(f"          {line}", flush=True)
 
 
