@@ -1,6 +1,6 @@
 """How much of a model's own batched rate is left over HTTP, JPEG in and polygons out, and how does LitServe do?
 
-    python -m benchmarks.serve_http --model hrnet --device cuda:0 --arm cuda:bf16+channels_last --out serve_hrnet.json
+    python -m benchmarks.serve_http --model hrnet --device cuda:0 --arm cuda:bf16+channels_last+graph --out hrnet.json
 
 Arms of one run: ``resident``, full batches that lie on the device, through the model, waited for one by one; ``host``,
 the same from host memory to host memory; ``hotlap``, ``hotlap serve``; ``litserve``, LitServe with the same decoding,
@@ -8,7 +8,9 @@ model and finishing, where it is installed. Pictures are drawn from a seed, 1024
 cells for a few seconds first: fresh weights would find noise, and finishing noise takes another time than finishing
 objects. Several processes of clients send pictures over kept connections and ask again when they are answered. A
 service must first find the objects that the model finds by itself, or no rate of it is printed. Beside a rate stands
-what explains it: cores in use by the service's processes, seconds of each step and rows of batches, all while counted.
+what explains it: cores in use by the service's processes, seconds of each step, rows of batches and the card's clock,
+all while counted. An arm with ``graph`` must find what it finds without. Each phase is said as it begins, and the file
+is written after each arm, so that a run that is ended early keeps what it had.
 
 Needed beside torch, numpy, scipy, pillow and numba: fastapi, uvicorn, httptools, python-multipart, pydantic; for the
 other arm litserve and pyzmq. They may lie in a folder on PYTHONPATH, put there by ``pip install --target``.
@@ -18,32 +20,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.serve_arms import START_S, Running, ServiceFailed, hotlap_serve, lit_serve
 from benchmarks.serve_client import WARM_S, Client
-from benchmarks.serve_watch import Moment, between, explain, look
+from benchmarks.serve_watch import CardWatch, between, explain, explain_card
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in a service's worker; for every arm, before torch is imported
+BEGAN = time.perf_counter()
 NUM_PICTURES = 12
+NUM_LAUNCHES = 10
 AGREE = 0.02
 """Counts and areas may differ by this share: other batches round otherwise."""
 WARM_UP = "from hotlap.measure.servable import ModelSpec as S; from hotlap.segment.served import SegmentServable as V; "
 WARM_UP += "V(S(name='m', target='cells')).warm_up()"
+
+
+def say(text: str) -> None:
+    """Prints a line with the seconds since the start, at once: a run may be watched, or ended early."""
+    print(f"[{time.perf_counter() - BEGAN:6.1f} s] {text}", flush=True)
 
 
 def draw_pictures(folder: Path, size: int) -> None:
@@ -97,31 +103,46 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_model(given: argparse.Namespace, weights: Path, pictures: list[bytes]) -> dict[str, Any]:
-    """Images a second of the model alone, both ways, and what it finds in the first picture."""
-    import torch
-
+    """Images a second of the model alone, both ways, and what it finds in the pictures."""
     from hotlap.tools.serve.plan import make_servable
 
+    want = _unrecorded_answer(given, weights, pictures[0])
     servable = make_servable(model_spec(given, weights))
+    say(f"loading the model alone, arm {given.arm or 'plain'}")
     loaded = servable.load(given.device)
-    decoded = servable.decode(pictures[0], {}, loaded.signature)
-    answer = servable.finish(loaded.run(decoded.rows), decoded.facts, {})
-    rows = [decoded.rows] * given.rows
-    begun = time.perf_counter()
-    servable.finish(loaded.run(decoded.rows), decoded.facts, {})
-    one_s = time.perf_counter() - begun
-    compute = loaded.resident(rows)
-    found: dict[str, Any] = {
-        "resident_images_per_s": _rate(compute, given.rows, given.seconds / 2),
-        "host_images_per_s": _rate(partial(_there_and_back, loaded, rows), given.rows, given.seconds / 2),
+    answer = _find(servable, loaded, pictures[0])
+    if want is not None and not agrees({"status": 200, **answer}, want):
+        raise SystemExit(f"the recorded model finds {answer}, without the recording {want}")
+    began = time.perf_counter()
+    objects = [_find(servable, loaded, picture)["objects"] for picture in pictures]
+    one_s = (time.perf_counter() - began) / len(pictures)
+    say(f"timing it for {given.seconds:g} s, resident and from host to host")
+    rows = [servable.decode(pictures[0], {}, loaded.signature).rows] * given.rows
+    with CardWatch(given.device) as watch:
+        resident = _rate(loaded.resident(rows), given.rows, given.seconds / 2)
+        host = _rate(lambda: loaded.begin(rows)(), given.rows, given.seconds / 2)
+    return {
+        "resident_images_per_s": resident,
+        "host_images_per_s": host,
+        "launch_s": _launches(loaded, rows[:1]),
+        "card": watch.found(),
         "one_picture_s": one_s,
-        "answer": _summary(answer),
-        "objects": [_find(servable, loaded, picture)["objects"] for picture in pictures],
+        "answer": answer,
+        "objects": objects,
     }
-    del loaded, compute
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return found
+
+
+def _unrecorded_answer(given: argparse.Namespace, weights: Path, picture: bytes) -> dict[str, float] | None:
+    """What a recorded model finds without its recording; None where nothing is recorded."""
+    from hotlap.measure.arms import parse_arm
+    from hotlap.tools.serve.plan import make_servable
+
+    if not given.arm or not parse_arm(given.arm).graph:
+        return None
+    plain = dataclasses.replace(parse_arm(given.arm), graph=False).name
+    say(f"asking the model without its recording, arm {plain}")
+    servable = make_servable(dataclasses.replace(model_spec(given, weights), arm=plain, rows=1))
+    return _find(servable, servable.load(given.device), picture)
 
 
 def _find(servable: Any, loaded: Any, picture: bytes) -> dict[str, float]:
@@ -129,11 +150,18 @@ def _find(servable: Any, loaded: Any, picture: bytes) -> dict[str, float]:
     return _summary(servable.finish(loaded.run(decoded.rows), decoded.facts, {}))
 
 
-def _there_and_back(loaded: Any, rows: Any) -> None:
-    loaded.begin(rows)()
+def _launches(loaded: Any, rows: Any) -> list[float]:
+    """Seconds until the host has launched a pass over one row, which a card computes faster than it is launched."""
+    found = []
+    for _ in range(NUM_LAUNCHES):
+        began = time.perf_counter()
+        wait = loaded.begin(rows)
+        found.append(time.perf_counter() - began)
+        wait()
+    return found
 
 
-def _rate(work: Any, rows: int, seconds: float) -> list[float]:
+def _rate(work: Callable[[], Any], rows: int, seconds: float) -> list[float]:
     """Images a second of each batch."""
     for _ in range(3):
         work()
@@ -150,118 +178,109 @@ def _summary(answer: dict[str, Any]) -> dict[str, float]:
     return {"objects": len(objects), "area": sum(one["metrics"]["area"] for one in objects), "points": points}
 
 
-@dataclass(frozen=True)
-class Running:
-    """A service, and how it is asked."""
-
-    pid: int
-    port: int
-    path: str
-    form: str = ""
-    """The field that pictures are sent in; '' sends them as the body."""
-    has_metrics: bool = False
-
-    def look(self) -> Moment:
-        return look(self.pid, self.port if self.has_metrics else None)
-
-
-@contextlib.contextmanager
-def process(command: list[str], until: str = "") -> Iterator[tuple[int, str]]:
-    """A service in a process of its own, once it has said ``until``; gives its id and all that it said by then."""
-    with tempfile.TemporaryFile("w+") as log:  # a pipe that nobody reads would fill up and stop the service
-        started = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
-        try:
-            while until not in (heard := os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")):
-                if started.poll() is not None:
-                    raise SystemExit(f"{command[:5]} ended with: {heard[-2000:]}")
-                time.sleep(0.1)
-            yield started.pid, heard
-        finally:
-            started.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(30)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)  # LitServe leaves its own processes, which would keep the port
-
-
-@contextlib.contextmanager
-def hotlap_serve(given: argparse.Namespace, weights: Path) -> Iterator[Running]:
-    command = [sys.executable, "-m", "hotlap", "serve", "model=cells", "--weights", f"model={weights}"]
-    command += ["--port", "0", "--device", given.device, "--batch", str(given.rows), "--desks", str(given.desks)]
-    command += ["--queue-rows", str(8 * given.clients), "--deadline-s", "120", "--no-tuned"]
-    command += ["--jobs", str(weights.with_name("jobs.sqlite")), *(["--arm", given.arm] if given.arm else [])]
-    command += [f"--set=workload.{key}={value}" for key, value in _options(given).items()]
-    with process(command, "Ready:") as (pid, heard):
-        found = re.search(r"127\.0\.0\.1:(\d+)", heard)
-        assert found is not None
-        yield Running(pid, int(found[1]), "/api/v1/segment?model=model", has_metrics=True)
-
-
-@contextlib.contextmanager
-def lit_serve(given: argparse.Namespace, weights: Path) -> Iterator[Running]:
-    names = ("model", "size", "width", "device", "rows", "arm", "lit_workers")
-    settings = [f"--{name.replace('_', '-')}={getattr(given, name)}" for name in names]
-    command = [sys.executable, "-m", "benchmarks.serve_http", "--as-litserve", str(given.port), *settings]
-    with process([*command, "--weights", str(weights)]) as (pid, _):
-        yield Running(pid, given.port, "/predict", "picture")
-
-
 async def first_answer(asked: Running, picture: bytes) -> dict[str, Any]:
     """What the service finds in the first picture, asked until it listens; loading may take a while."""
-    client, until = Client(asked.port, asked.path, asked.form), time.perf_counter() + 180
-    while True:
-        try:
-            await client.open()
-            status, body = await client.ask(picture)
-            return {"status": status, **(_summary(json.loads(body)) if status == 200 else {"said": body.decode()})}
-        except (OSError, asyncio.IncompleteReadError):
-            if time.perf_counter() > until:
-                raise
-            await asyncio.sleep(0.2)
+    client = Client(asked.port, asked.path, asked.form)
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                await client.open()
+                status, body = await client.ask(picture)
+                return {"status": status, **(_summary(json.loads(body)) if status == 200 else {"said": body.decode()})}
+            except (OSError, asyncio.IncompleteReadError):
+                asked.started.check()
+                await asyncio.sleep(0.2)
 
 
 def load(given: argparse.Namespace, asked: Running, folder: Path) -> dict[str, Any]:
     """Rate and latencies under clients of several processes, begun together, and what the service did meanwhile."""
-    each = [str(given.clients // given.client_processes)] * given.client_processes
+    each = str(given.clients // given.client_processes)
     base = [sys.executable, "-m", "benchmarks.serve_client", str(asked.port), asked.path, asked.form]
-    started = [
-        subprocess.Popen([*base, n, str(given.seconds), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for n in each
-    ]
-    time.sleep(1.5)  # until all have started
-    for one in started:
-        assert one.stdin is not None
-        one.stdin.write(b"\n")
-        one.stdin.flush()
-    time.sleep(WARM_S)
-    before = asked.look()
-    time.sleep(given.seconds)
-    watched = between(before, asked.look())
-    found = [json.loads(one.communicate(timeout=given.seconds + 120)[0]) for one in started]
+    command, pipe = [*base, each, str(given.seconds), str(folder)], subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(given.client_processes)]
+    try:
+        time.sleep(1.5)  # until all have started
+        for one in started:
+            assert one.stdin is not None
+            one.stdin.write(b"\n")
+            one.stdin.flush()
+        time.sleep(WARM_S)
+        before = asked.look()
+        with CardWatch(given.device) as watch:
+            time.sleep(given.seconds)
+        watched = {**between(before, asked.look()), "card": watch.found()}
+        heard = [one.communicate(timeout=given.seconds + 120)[0] for one in started]
+    finally:
+        for one in started:
+            one.kill()  # does nothing to one that has ended
+            one.wait()
+    if any(one.returncode for one in started):
+        asked.started.check()
+        raise ServiceFailed("it closed a client's connection")
+    return {**_rates([json.loads(text) for text in heard], given.seconds), "watched": watched}
+
+
+def _rates(found: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """What all clients together saw."""
     latencies = sorted(ms for one in found for ms in one["latencies_ms"])
     bad = sum(n for one in found for status, n in one["statuses"].items() if status != "200")
+    if not latencies:
+        raise ServiceFailed(f"it answered nothing within {seconds:g} s, and {bad} requests failed")
     at = {f"p{q}_ms": latencies[min(len(latencies) - 1, q * len(latencies) // 100)] for q in (50, 95, 99)}
-    rate = {"images_per_s": len(latencies) / given.seconds, "failures": bad, **at}
-    return {**rate, "watched": watched, "latencies_ms": latencies}
+    return {"images_per_s": len(latencies) / seconds, "failures": bad, **at, "latencies_ms": latencies}
 
 
-def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    compiling = subprocess.Popen([sys.executable, "-c", WARM_UP])  # kernels land on disk for every later process
+def measure(given: argparse.Namespace, folder: Path, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """All arms, one after the other; ``save`` is handed what is known after each."""
     weights = folder / "weights.pt"
-    trained = train(given, weights)
-    draw_pictures(folder, given.size)
+    say(f"training {given.model} for {given.train_s:g} s, while kernels for outlines are compiled")
+    compiling = subprocess.Popen([sys.executable, "-c", WARM_UP])  # kernels land on disk for every later process
+    try:
+        found: dict[str, Any] = {"trained": train(given, weights)}
+        draw_pictures(folder, given.size)
+        say(f"trained: {found['trained']}; waiting for the compiler")
+        compiling.wait()
+    finally:
+        compiling.kill()
+        compiling.wait()
     pictures = [file.read_bytes() for file in sorted(folder.glob("*.jpg"))]
-    compiling.wait()
-    alone = time_model(given, weights, pictures)
+    found |= {"alone": time_model(given, weights, pictures), "arms": {}}
+    _give_back_memory()
+    show_alone(found["alone"])
+    save(found)
     services: dict[str, Any] = {"hotlap": hotlap_serve, "litserve": lit_serve}
     if not given.litserve or not _has_litserve():
         services.pop("litserve")
-    arms: dict[str, Any] = {}
     for name, start in services.items():
-        with start(given, weights) as asked:
-            answer = asyncio.run(first_answer(asked, pictures[0]))
-            arms[name] = {"answer": answer, **load(given, asked, folder)}
-    return {"trained": trained, "alone": alone, "arms": arms}
+        found["arms"][name] = serve(given, name, start, weights, pictures[0])
+        show_arm(name, found["arms"][name], found["alone"])
+        save(found)
+    return found
+
+
+def _give_back_memory() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def serve(given: argparse.Namespace, name: str, start: Any, weights: Path, picture: bytes) -> dict[str, Any]:
+    """A service's first answer and its rate under load; or why it has none, which costs the other arms nothing."""
+    say(f"{name}: starting")
+    found: dict[str, Any] = {}
+    try:
+        with start(given, _options(given), weights) as asked:
+            answer = asyncio.run(first_answer(asked, picture))
+            say(f"{name}: {given.clients} clients for {WARM_S + given.seconds:g} s")
+            found = {"answer": answer, **load(given, asked, weights.parent)}
+            say(f"{name}: stopping")
+    except (ServiceFailed, OSError, subprocess.TimeoutExpired) as error:
+        found["fault_at_its_end" if found else "error"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def _has_litserve() -> bool:
@@ -277,21 +296,25 @@ def agrees(answer: dict[str, Any], want: dict[str, float]) -> bool:
     )
 
 
-def show(found: dict[str, Any]) -> None:
-    alone = found["alone"]
-    own = statistics.median(alone["resident_images_per_s"])
-    print(f"{found['trained']}; objects in the pictures: {alone['objects']}")
-    print(f"resident  {own:8.1f} images/s; from host to host {statistics.median(alone['host_images_per_s']):.1f}")
-    for name, arm in found["arms"].items():
-        if arm["failures"] or not agrees(arm["answer"], alone["answer"]):
-            print(f"{name:9} no rate: {arm['failures']} failures, first answer {arm['answer']}")
-            continue
-        rate, p50, p99 = arm["images_per_s"], arm["p50_ms"], arm["p99_ms"]
-        print(
-            f"{name:9} {rate:8.1f} images/s, {100 * rate / own:5.1f}% of resident, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
-        )
-        for line in explain(arm["watched"]):
-            print(f"          {line}")
+def show_alone(alone: dict[str, Any]) -> None:
+    own, host = (statistics.median(alone[f"{name}_images_per_s"]) for name in ("resident", "host"))
+    print(f"objects in the pictures: {alone['objects']}")
+    print(f"resident  {own:8.1f} images/s; from host to host {host:.1f}; ", end="")
+    print(f"the host launches a pass in {1e3 * statistics.median(alone['launch_s']):.1f} ms", flush=True)
+    for line in explain_card(alone["card"]):
+        print(f"          {line}", flush=True)
+
+
+def show_arm(name: str, arm: dict[str, Any], alone: dict[str, Any]) -> None:
+    if "error" in arm or arm["failures"] or not agrees(arm["answer"], alone["answer"]):
+        why = arm.get("error") or f"{arm['failures']} failures, first answer {arm['answer']}"
+        print(f"{name:9} no rate: {why}", flush=True)
+        return
+    rate, p50, p99 = arm["images_per_s"], arm["p50_ms"], arm["p99_ms"]
+    share = 100 * rate / statistics.median(alone["resident_images_per_s"])
+    print(f"{name:9} {rate:8.1f} images/s, {share:5.1f}% of resident, p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    for line in [*explain(arm["watched"]), *([arm["fault_at_its_end"]] if "fault_at_its_end" in arm else [])]:
+        print(f"          {line}", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -302,7 +325,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=0, help="of the first level; 0 for the published one")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--arm", default="", help="as cuda:bf16+channels_last")
+    parser.add_argument("--arm", default="", help="as cuda:bf16+channels_last+graph; of every arm of the run")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--clients", type=int, default=64, help="connections in all")
     parser.add_argument("--client-processes", type=int, default=4)
@@ -313,15 +336,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--train-batch", type=int, default=16)
     parser.add_argument("--litserve", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--lit-workers", type=int, default=4)
-    parser.add_argument("--port", type=int, default=8765, help="for LitServe")
     parser.add_argument("--as-litserve", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def main() -> None:
+def saving(given: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
+    """The call that writes what is known to the file that was asked for, whole or not at all."""
     from hotlap.records.environment import capture
 
+    environment = dataclasses.asdict(capture())
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
+
+    def save(found: dict[str, Any]) -> None:
+        if given.out:
+            beside = given.out.with_name(given.out.name + ".part")
+            beside.write_text(json.dumps({"settings": settings, "environment": environment, **found}) + "\n")
+            beside.replace(given.out)
+
+    return save
+
+
+def main() -> None:
     given = parse()
     if given.as_litserve:
         from benchmarks.serve_litserve import run_litserve
@@ -329,13 +365,13 @@ def main() -> None:
         spec = model_spec(given, given.weights)
         run_litserve(spec, given.device, given.rows, given.lit_workers, given.as_litserve)
         return
+    # As after Ctrl-C: services and clients are ended, which a signal's own way would leave running.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(given, Path(folder))
-    show(found)
-    if given.out:
-        environment = dataclasses.asdict(capture())
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
-        given.out.write_text(json.dumps({"settings": settings, "environment": environment, **found}) + "\n")
+        found = measure(given, Path(folder), saving(given))
+    say("done")
+    if "error" in found["arms"]["hotlap"]:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

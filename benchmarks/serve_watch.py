@@ -1,17 +1,25 @@
-"""What explains a service's rate: its own counters, and the processor time that its processes took during a load."""
+"""What explains a service's rate: its own counters, the processor time that its processes took, the card's clock."""
 
 from __future__ import annotations
 
 import os
+import statistics
+import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from hotlap.device.nvml import CardState, Nvml
+
 TICKS = os.sysconf("SC_CLK_TCK")
-HISTOGRAMS = ("desk_wait", "decode", "queue", "batch", "finish", "request")
-"""Of seconds, in a request's order."""
+HISTOGRAMS = ("desk_wait", "decode", "queue", "launch", "batch", "finish", "request")
+"""Of seconds, in a request's order; a launch and a batch are those of all its rows."""
+EVERY_S = 0.25
+"""How often a card is looked at."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,59 @@ def _mean(done: dict[str, float], name: str) -> float | None:
     return done[f"{name}_sum"] / times if times else None
 
 
+class CardWatch:
+    """Looks at a card while a block runs; on the CPU, or without NVML, it sees nothing."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._seen = device, list[CardState]()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> CardWatch:
+        if self._device.startswith("cuda"):
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        import torch
+
+        index = torch.device(self._device).index or 0
+        with Nvml() as nvml:
+            handle = nvml.handle(str(torch.cuda.get_device_properties(index).uuid))
+            while not self._done.wait(EVERY_S) and (state := nvml.state(handle)) is not None:
+                self._seen.append(state)
+
+    def found(self) -> dict[str, Any] | None:
+        return card_summary(self._seen)
+
+
+def card_summary(seen: Sequence[CardState]) -> dict[str, Any] | None:
+    """Clock, power and utilisation, lowest and median, and what held the clock down; None if nothing was seen."""
+    if not seen:
+        return None
+    names = ("sm_clock_mhz", "power_w", "utilisation", "temperature_c")
+    columns = {name: [v for one in seen if (v := getattr(one, name)) is not None] for name in names}
+    spread = {name: {"min": min(c), "median": statistics.median(c)} for name, c in columns.items() if c}
+    return {"looks": len(seen), **spread, "held_down_by": sorted({word for one in seen for word in one.throttle})}
+
+
+def explain_card(found: dict[str, Any] | None) -> list[str]:
+    """The same in a line, or in none."""
+    if found is None:
+        return []
+    parts = [
+        f"{name} {found[name]['median']:.0f} (lowest {found[name]['min']:.0f})"
+        for name in ("sm_clock_mhz", "power_w", "utilisation")
+        if name in found
+    ]
+    return [f"card: {', '.join(parts)}; held down by {', '.join(found['held_down_by']) or 'nothing'}"]
+
+
 def explain(found: dict[str, Any]) -> list[str]:
     """The same in a few lines."""
     cores = [f"{role} {found['cores'][role]:.2f} (of {found['processes'][role]})" for role in sorted(found["cores"])]
@@ -109,4 +170,4 @@ def explain(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"{found['batches']:.0f} batches of {rows:.2f} rows; one was with the device {busy:.1f}% of the time"
         )
-    return lines
+    return lines + explain_card(found.get("card"))

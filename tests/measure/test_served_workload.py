@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -50,6 +52,15 @@ def test_the_signature_names_what_reaches_the_model_and_leaves_targets_out(loade
     assert (taken.dtype, taken.shape) == ("float32", (3, 32, 32))
     assert given.shape == (3, 32, 32)
     assert (loaded.signature.rows, loaded.signature.arm) == (3, "cpu")
+
+
+def test_nothing_is_kept_of_a_model_that_is_not_used_any_more():
+    served = WorkloadServable(SPEC).load("cpu")
+    served.run((torch.rand(1, 3, 32, 32),))
+    known = weakref.ref(served)
+    del served
+    gc.collect()
+    assert known() is None
 
 
 def test_a_full_batch_that_does_not_fit_at_the_start_is_halved(monkeypatch):

@@ -78,6 +78,24 @@ def test_norm_is_that_of_torch(layout, device):
     assert got.is_contiguous(memory_format=layout)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norm_of_16_bits_without_gradients_is_that_of_torch(dtype, device):
+    """The way that a card takes by itself, tried on the CPU as well."""
+    norm = InstanceNorm(5).to(device)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = (3 + 2 * torch.randn(2, 5, 16, 24, device=device)).to(dtype).to(memory_format=torch.channels_last)
+    x[:, 0] = 9.0  # no deviation at all
+    wide = {"weight": norm.weight.double(), "bias": norm.bias.double()}
+    want = torch.nn.functional.instance_norm(x.double().contiguous(), **wide)
+    before = x.clone()
+    with torch.no_grad():
+        got = norm._short(x)
+    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last) and torch.equal(x, before)
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), want, rtol=2 * step, atol=2 * step)
+
+
 def test_norm_of_one_pixel_is_its_shift():
     norm = InstanceNorm(2)
     torch.nn.init.constant_(norm.bias, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 
@@ -11,10 +12,11 @@ import torch
 from serve_fakes import FakeServable
 
 from hotlap.base.errors import TargetError, WorkerDied
+from hotlap.device.seed import generator
 from hotlap.measure.servable import ModelSpec
 from hotlap.tools.serve import Service, ServiceSettings
 from hotlap.tools.serve.plan import make_servable
-from hotlap.tools.serve.runner import ChildRunner
+from hotlap.tools.serve.runner import ChildRunner, LocalRunner
 
 MODEL = """
 from torch import nn
@@ -61,10 +63,32 @@ def test_a_killed_worker_loses_nothing(spec):
     assert first["values"] == [2, 4, 6]
     assert [answer["values"] for answer in rest] == [[2 * i] for i in range(6)]
     assert service.counters.value("worker_deaths_total", device="cpu") == 1
+    batches, launched = (service.counters.value(name) for name in ("batch_seconds", "launch_seconds"))
+    assert 2 <= launched < batches, "the child tells of each batch that it answered, and not of those that it did not"
     child = runner.pid
     assert service.drain(20)
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.timeout(240)
+def test_a_recorded_model_answers_batches_in_flight_from_its_process():
+    options = {"width": 4, "size": 32}
+    spec = ModelSpec(name="net", target="unet", options=options, arm="cuda:graph", rows=4)
+    plain = LocalRunner("cpu", {"net": make_servable(dataclasses.replace(spec, arm=""))})
+    runner = ChildRunner("cuda:0", [spec], make_servable)
+    try:
+        plain.start()
+        assert runner.start()["net"].arm == "cuda:graph"
+        batches = [torch.rand(rows, 3, 32, 32, generator=generator(i)) for i, rows in enumerate((4, 3, 4, 1, 2))]
+        asked = [runner.begin("net", [(row[None],) for row in batch]) for batch in batches]
+        for batch, told in zip(batches, asked, strict=True):
+            (want,) = plain.begin("net", [(batch,)]).result()
+            torch.testing.assert_close(told.result(timeout=60)[0], want, rtol=1e-3, atol=1e-3)
+    finally:
+        runner.stop()
 
 
 @pytest.mark.slow

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +24,32 @@ Image = pytest.importorskip("PIL.Image")
 SPEC = ModelSpec(name="cells", target="cells", options={"size": 64})
 MAPS = TensorSpec(name="output", dtype="float32", shape=(2, -1, -1), planes=("foreground", "core"))
 SIGNATURE = Signature(inputs=(), outputs=(MAPS,), rows=1, arm="cpu")
+
+
+FAULTS = """
+import resource
+from hotlap.tools.serve.desk import keep_memory
+import numpy as np
+
+def picture():
+    for size in (20, 6, 3, 12):
+        kept = np.ones(size << 20, np.uint8)
+        del kept
+
+keep_memory()
+picture()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    picture()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_the_memory_of_one_picture_serves_the_next():
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0", "MALLOC_ARENA_MAX": "1"}
+    told = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 500, "pages that the kernel had to bring; 2048 where nothing is said to the C library"
 
 
 @pytest.mark.timeout(240)

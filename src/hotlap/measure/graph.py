@@ -132,7 +132,9 @@ class GraphedStep:
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """Steps of one ``recorder`` share their memory: a result is to be copied before another of them is called."""
         import torch
         from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -149,7 +151,8 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)  # recorded gradients are then written, not added to
-        self._recording = Recorder(torch.device("cuda", torch.cuda.current_device())).record(lambda: step(self._static))
+        recorder = recorder or Recorder(torch.device("cuda", torch.cuda.current_device()))
+        self._recording = recorder.record(lambda: step(self._static))
         _put_back(model, before, optimizer)
 
     def __call__(self, batch: Batch) -> Tensor:

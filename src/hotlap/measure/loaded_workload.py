@@ -8,6 +8,8 @@ waits until the outputs are asked for, so one batch is copied while the next one
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,19 +21,22 @@ from hotlap.device.memory import is_out_of_memory
 from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Pattern, capture
-from hotlap.measure.graph import GraphedStep
+from hotlap.measure.graph import GraphedStep, Recorder
 from hotlap.measure.servable import Rows, Signature, TensorSpec
 from hotlap.measure.session import Session
 from hotlap.workload import Workload
 
 MOST_GRAPHS = 24
 """Recordings of one model, each of which keeps memory; batches of further shapes run as they are."""
+RECORD_FROM = 8
+"""Batches of a shape that was not expected before it is recorded, which takes as long as some of them do."""
 
 
 class LoadedWorkload:
     """A workload's model on a device."""
 
-    _active: LoadedWorkload | None = None
+    _active: weakref.ref[LoadedWorkload] | None = None
+    """Whose switches are in force; it may be gone, and its memory with it."""
 
     def __init__(self, workload: Workload, arm: ArmSpec, rows: int, *, widen: bool = True) -> None:
         """``widen`` gives outputs of 16 bits as float32, for clients without such types."""
@@ -39,7 +44,10 @@ class LoadedWorkload:
         self._session = Session(workload, arm, mode="infer", batch=1, seed=0)
         self._session.host_batches, self._session.batches = [], []
         self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
+        self._recorder: Recorder | None = None
+        self._met: Counter[tuple[Any, ...]] = Counter()
         self._full = rows
+        self._record_from = 1  # what is run before the first client comes is expected
         self._pads = bool(arm.graph or arm.compile)
         on_card = self._session.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._session.device) if on_card else None
@@ -54,6 +62,7 @@ class LoadedWorkload:
         rows, out = self._warm(tuple(tensors[i].cpu() for i in self._places), rows)
         outputs = (TensorSpec(name="output", dtype=_dtype(out), shape=tuple(out.shape[1:])),)
         self.signature = Signature(inputs=inputs, outputs=outputs, rows=rows, arm=arm.name)
+        self._record_from = RECORD_FROM
 
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
         """Which tensors of a batch reach the model, and what its forward pass calls them; the others are targets."""
@@ -76,6 +85,7 @@ class LoadedWorkload:
                     raise
                 if rows == 1:
                     raise OutOfMemory(f"one row of model {self._workload.name!r} does not fit") from error
+                self._forget_recordings()  # those of a batch that is too large would keep the room of a smaller one
                 self._full = rows = rows // 2
 
     def run(self, rows: Rows) -> Rows:
@@ -84,9 +94,9 @@ class LoadedWorkload:
 
     def begin(self, parts: Sequence[Rows]) -> Callable[[], Rows]:
         """Starts on the rows of several requests, which are of one shape; the call that waits for their outputs."""
-        if LoadedWorkload._active is not self:
+        if LoadedWorkload._active is None or LoadedWorkload._active() is not self:
             self._session.activate()
-            LoadedWorkload._active = self
+            LoadedWorkload._active = weakref.ref(self)
         num_rows = sum(int(part[0].shape[0]) for part in parts)
         size = max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
         columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
@@ -136,11 +146,24 @@ class LoadedWorkload:
     def _replay(self, batch: Any, columns: Sequence[Tensor], size: int) -> Tensor:
         key = (size, *(tuple(t.shape[1:]) for t in columns))
         if key not in self._graphs:
-            if len(self._graphs) >= MOST_GRAPHS:
+            self._met[key] += 1
+            if len(self._graphs) >= MOST_GRAPHS or self._met[key] < self._record_from:
                 return self._session.infer_on(batch)
-            model = self._session.plain_model
-            self._graphs[key] = GraphedStep(self._session.infer_on, batch, model=model, optimizer=None)
+            self._graphs[key] = self._recorded(batch)
         return self._graphs[key](batch).clone()  # the next replay overwrites it while it may still be copied
+
+    def _recorded(self, batch: Any) -> GraphedStep:
+        """A pass over batches of this shape. All share one room: replays follow one another, and outputs are copied."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._session.device)
+        model, recorder = self._session.plain_model, self._recorder
+        return GraphedStep(self._session.infer_on, batch, model=model, optimizer=None, recorder=recorder)
+
+    def _forget_recordings(self) -> None:
+        self._graphs.clear()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
 
     def _returning(self, out: Tensor) -> Callable[[], Rows]:
         """The call that gives an output in host memory, on its way there already."""
@@ -153,7 +176,8 @@ class LoadedWorkload:
         with torch.cuda.stream(self._copies):
             host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
             host.copy_(out, non_blocking=True)
-            arrived = torch.cuda.Event()
+            # One that spins while it waits takes a core, and the driver's lock from the thread that launches.
+            arrived = torch.cuda.Event(blocking=True)
             arrived.record(self._copies)
         out.record_stream(self._copies)
 

@@ -38,12 +38,12 @@ class InstanceNorm(nn.InstanceNorm2d):
         That is a third of the memory traffic. The difference of two sums is exact enough: where a mean is so much more
         than the deviation that it would not be, 16 bits hold no deviation.
         """
-        count = x.shape[2] * x.shape[3]
-        mean = x.sum((2, 3), keepdim=True, dtype=torch.float32) / count
-        power = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True, dtype=torch.float32).square() / count
-        var = (power - mean.square()).clamp(min=0)
-        scale = self.weight[:, None, None] * torch.rsqrt(var + self.eps)
-        shift = self.bias[:, None, None] - mean * scale
+        # In place and fused where one call can do two: a network of 300 norms is paced by the host that launches them.
+        mean = x.mean((2, 3), keepdim=True, dtype=torch.float32)
+        root = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True, dtype=torch.float32)
+        var = root.square_().div_(x.shape[2] * x.shape[3]).addcmul_(mean, mean, value=-1).clamp_(min=0)
+        scale = var.add_(self.eps).rsqrt_().mul_(self.weight.view(-1, 1, 1))
+        shift = torch.addcmul(self.bias.view(-1, 1, 1), mean, scale, value=-1)
         return torch.addcmul(shift, x, scale, out=torch.empty_like(x))
 
 

@@ -13,6 +13,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "batch_rows": ("Rows of the batches that went through a model", ROWS),
     "queue_seconds": ("How long requests waited for a batch", SECONDS),
     "batch_seconds": ("How long a model took for a batch", SECONDS),
+    "launch_seconds": ("How long a device's process took to put a batch together and launch it", SECONDS),
     "desk_wait_seconds": ("How long requests waited for a desk, to be decoded or finished", SECONDS),
     "decode_seconds": ("How long decoding took, once begun", SECONDS),
     "finish_seconds": ("How long finishing took, once begun", SECONDS),

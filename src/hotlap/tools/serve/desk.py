@@ -8,6 +8,7 @@ handles of shared memory pass the door.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -30,6 +31,9 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 """Read by libraries when they are loaded; desks are as many as there are cores for."""
 START_S = 600.0
 """How long a desk may take to get ready: the first one on a machine compiles."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGEST_KEPT, MOST_KEPT = 32 << 20, 256 << 20
+"""Bytes of one array, and of all, that a desk keeps for the next picture."""
 Options = Mapping[str, Any]
 
 
@@ -177,6 +181,17 @@ class _Process:
         self._process = self._pipe = None
 
 
+def keep_memory() -> None:
+    """Lets freed arrays lie in the heap, where the system's C library can be told so.
+
+    By default each large one is a mapping of its own, whose pages the kernel clears and counts again for every picture.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        tell = ctypes.CDLL(None).mallopt
+        tell(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        tell(M_TRIM_THRESHOLD, MOST_KEPT)
+
+
 def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     """The process: gets ready, says so, then answers until the pipe closes."""
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
@@ -185,6 +200,7 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first
     torch.set_num_threads(1)
+    keep_memory()
     desk: LocalDesk | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -23,6 +24,8 @@ from hotlap.measure.servable import Loaded, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.passing import receive, send
 
 MakeServable = Callable[[ModelSpec], Servable]
+_Begun = tuple[Callable[[], Any], float]
+"""What waits for a batch, and the seconds that beginning it took."""
 COPYING = 4
 """Threads that put a card's batches together. Each of a copy's threads must get a core before it is done, and all cores
 but a few belong to the desks."""
@@ -73,6 +76,10 @@ class LocalRunner:
         self._loaded = {}
 
 
+def _unheard(model: str, seconds: float) -> None:
+    return
+
+
 def at_once(work: Callable[[], Rows]) -> Future[Rows]:
     """What ``work`` gives or raises, as something that was waited for."""
     done: Future[Rows] = Future()
@@ -116,9 +123,12 @@ class ChildRunner:
         """``make`` must be importable by name. A load or a batch that takes longer than said counts as a death."""
         self.device, self._specs, self._make = device, tuple(specs), make
         self._start_s, self._run_s = start_s, run_s
+        self.on_launch: Callable[[str, float], None] = _unheard
+        """Told of each batch's model and of the seconds that its launch took."""
         self._process: Any = None
         self._pipe: Any = None
         self._asked: queue.SimpleQueue[tuple[Future[Rows], str] | None] = queue.SimpleQueue()
+        """Who waits, and for which model, in the order of answers."""
         self._reader: threading.Thread | None = None
 
     @property
@@ -142,7 +152,7 @@ class ChildRunner:
         )
         self._process.start()
         theirs.close()
-        signatures: dict[str, Signature] = self._answer(self._start_s, "loading its models")
+        signatures: dict[str, Signature] = self._answer(self._start_s, "loading its models")[0]
         self._asked = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"hotlap reads {self.device}", daemon=True)
         self._reader.start()
@@ -150,13 +160,12 @@ class ChildRunner:
 
     def begin(self, model: str, parts: Sequence[Rows]) -> Future[Rows]:
         asked: Future[Rows] = Future()
-        doing = f"running {model!r}"
         try:
             send(self._pipe, (model, list(parts)))
         except OSError:
-            asked.set_exception(self._death(doing))
+            asked.set_exception(self._death(f"running {model!r}"))
         else:
-            self._asked.put((asked, doing))
+            self._asked.put((asked, model))
         return asked
 
     def run(self, model: str, rows: Rows) -> Rows:
@@ -166,25 +175,27 @@ class ChildRunner:
     def _read(self) -> None:
         """Hands out the answers, until there are no more questions."""
         while (question := self._asked.get()) is not None:
-            asked, doing = question
+            asked, model = question
             try:
-                found = self._answer(self._run_s, doing)
+                found, launch_s = self._answer(self._run_s, f"running {model!r}")
             except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
                 asked.set_exception(error)
             else:
+                self.on_launch(model, launch_s)
                 asked.set_result(found)
 
-    def _answer(self, limit_s: float, doing: str) -> Any:
+    def _answer(self, limit_s: float, doing: str) -> tuple[Any, float]:
+        """What the child says, and the seconds that it took to begin."""
         try:
             if not self._pipe.poll(limit_s):
                 self._process.kill()
                 raise self._death(f"{doing}, which took longer than {limit_s:g} s")
-            kind, value = receive(self._pipe)
+            kind, value, launch_s = receive(self._pipe)
         except (EOFError, OSError):
             raise self._death(doing) from None
         if kind == "error":
             raise revive_error(value)
-        return value
+        return value, launch_s
 
     def _death(self, doing: str) -> WorkerDied:
         self._process.join(5)
@@ -217,7 +228,7 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
     batch while the one before it is on its way out and the next one on its way in.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first
-    begun: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+    begun: queue.SimpleQueue[_Begun] = queue.SimpleQueue()
     threading.Thread(target=_send_answers, args=(pipe, begun, device), daemon=True).start()
     runner: LocalRunner | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -225,13 +236,13 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
             try:
                 if runner is None:
                     runner = _loaded(device, specs, make)
-                    begun.put(partial(_same, runner.start()))
+                    begun.put((partial(_same, runner.start()), 0.0))
                 else:
-                    begun.put(runner.started(*receive(pipe)))
+                    begun.put(_begun(runner, *receive(pipe)))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is told; only a broken device ends us
-                begun.put(_raising(error))
+                begun.put((_raising(error), 0.0))
 
 
 def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> LocalRunner:
@@ -241,6 +252,12 @@ def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> Loca
         torch.cuda.set_device(torch.device(device).index or 0)
         torch.set_num_threads(min(COPYING, torch.get_num_threads()))
     return LocalRunner(device, {spec.name: make(spec) for spec in specs})
+
+
+def _begun(runner: LocalRunner, model: str, parts: Sequence[Rows]) -> _Begun:
+    began = time.perf_counter()
+    wait = runner.started(model, parts)
+    return wait, time.perf_counter() - began
 
 
 def _same(value: Any) -> Any:
@@ -254,16 +271,19 @@ def _raising(error: Exception) -> Callable[[], Any]:
     return again
 
 
-def _send_answers(pipe: Any, begun: queue.SimpleQueue[Callable[[], Any]], device: str) -> None:
+def _send_answers(pipe: Any, begun: queue.SimpleQueue[_Begun], device: str) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
         while True:
-            try:
-                answer: tuple[str, Any] = ("ok", begun.get()())
-            except Exception as error:  # noqa: BLE001 - as above
-                if _is_beyond_repair(error):
-                    os._exit(1)
-                answer = ("error", freeze_error(told_error(error, device)))
-            send(pipe, answer)
+            send(pipe, _waited(*begun.get(), device))  # no name is left that would keep a batch until the next one
+
+
+def _waited(wait: Callable[[], Any], launch_s: float, device: str) -> tuple[str, Any, float]:
+    try:
+        return "ok", wait(), launch_s
+    except Exception as error:  # noqa: BLE001 - as above
+        if _is_beyond_repair(error):
+            os._exit(1)
+        return "error", freeze_error(told_error(error, device)), launch_s
 
 
 def _is_beyond_repair(error: BaseException) -> bool:

@@ -56,6 +56,8 @@ class DeviceWorker:
         """
         self._runner, self._line, self._counters = runner, line, counters
         self._clock, self._sleep, self._on_change = clock, sleep, on_change
+        if hasattr(runner, "on_launch"):
+            runner.on_launch = lambda model, seconds: counters.observe("launch_seconds", seconds, model=model)
         self._flying: deque[_Flight] = deque()
         self._landed_at = 0.0
         self._thread = threading.Thread(target=self._live, name=f"hotlap {runner.device}", daemon=True)
