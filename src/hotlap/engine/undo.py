@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,19 +21,29 @@ class RandomState:
     """Where every generator stands that a model may draw from: Python's, NumPy's, torch's on the CPU and the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._host = HostRandom()
-        self._card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        # Asked without torch.cuda.get_rng_state, which finds out again which generator is meant.
+        self._generator = _generator_of(device) if device.type == "cuda" else None
+        self._card = self._generator.get_state() if self._generator is not None else None
 
     def restore(self) -> None:
         self._host.restore()
-        if self._card is not None:
-            torch.cuda.set_rng_state(self._card, self._device)
+        if self._generator is not None and self._card is not None:
+            self._generator.set_state(self._card)
 
     def is_now(self) -> bool:
         """Whether nothing has been drawn since."""
-        same = self._card is None or torch.equal(self._card, torch.cuda.get_rng_state(self._device))
-        return same and self._host.is_now()
+        if self._generator is not None and self._card is not None:
+            return torch.equal(self._card, self._generator.get_state()) and self._host.is_now()
+        return self._host.is_now()
+
+
+@functools.cache
+def _generator_of(device: torch.device) -> torch.Generator:
+    """A card's own generator, which a process keeps for good."""
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
 
 
 class StepStart:

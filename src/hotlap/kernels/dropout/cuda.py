@@ -112,7 +112,7 @@ def keyed_dropout_cuda(
     mask = torch.empty(shape, dtype=kind, device=x.device)
     if count:
         blocks = -(-count * mask.itemsize // (THREADS * PACK_BYTES))
-        numbers = scale, count, count // len(seeds), start, threshold_of(p)
+        numbers = scale, count, count // seeds.shape[0], start, threshold_of(p)
         _launch(x.device, kind, blocks, LAYOUT.pack(mask.data_ptr(), seeds.data_ptr(), *numbers))
     # ``x`` first: the output then lies in memory as it does.
     return x * mask if kind == torch.float32 else x * mask * scale
@@ -122,9 +122,10 @@ def write_seeds(out: Tensor, first: int, step: int) -> bool:  # [n] int32 on a c
     """Fills ``out`` with the seeds of samples from ``first`` on, in one launch; False where no kernel can be had."""
     if _loaded(out.device.index).why_not:
         return False
-    if len(out):
-        given = SEEDS.pack(out.data_ptr(), first & 0xFFFFFFFF, len(out), step & 0xFFFFFFFF)
-        _launch(out.device, torch.int32, -(-len(out) // THREADS), given)
+    num = out.shape[0]  # len() of a tensor is a function of Python, and every step comes here
+    if num:
+        given = SEEDS.pack(out.data_ptr(), first & 0xFFFFFFFF, num, step & 0xFFFFFFFF)
+        _launch(out.device, torch.int32, -(-num // THREADS), given)
     return True
 
 
