@@ -62,7 +62,11 @@ class BackwardSeed:
 
 def not_zero(count: Any) -> Any:
     """A count to divide by: a batch whose every target is masked gives gradient zero, not NaN."""
-    return torch.where(count == 0, 1, count) if isinstance(count, Tensor) else count or 1
+    if not isinstance(count, Tensor):
+        return count or 1
+    # Whole numbers are 0 or at least 1, and one operation does; a weighted count may lie between.
+    is_whole = not count.is_floating_point() and count.dtype != torch.bool
+    return count.clamp(min=1) if is_whole else torch.where(count == 0, 1, count)
 
 
 def power_of_two(count: float) -> float:
