@@ -108,28 +108,34 @@ class Undo:
         self._optimizer = optimizer
         self._states = {owner: dict(state) for owner, state in optimizer.state.items()}
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        self._values = [(place, k, copy.deepcopy(v)) for place, k, v in self._written() if not isinstance(v, Tensor)]
+        places = (*self._states.values(), *self._groups)
+        held = [(place, name, value) for place in places for name, value in place.items()]
+        self._values = [(place, name, _kept(value)) for place, name, value in held if not isinstance(value, Tensor)]
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        written = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
+        written = [*parameters, *(value for _, _, value in held if isinstance(value, Tensor))]
         self._targets = [local_part(tensor) for tensor in written]
         if not _fit(room, self._targets):
             room = _made(self._targets, on_host)
         self.copies: Sequence[Tensor] = room
         copy_all(room, self._targets)
 
-    def _written(self) -> list[tuple[dict[str, Any], str, Any]]:
-        places = (*self._states.values(), *self._groups)
-        return [(place, name, value) for place in places for name, value in place.items()]
-
     def back(self) -> None:
         """Puts everything back; state that the failed step created is forgotten. May be done twice."""
         copy_all(self._targets, self.copies)
         for place, name, value in self._values:
-            place[name] = copy.deepcopy(value)
+            place[name] = _kept(value)
         self._optimizer.state.clear()
         self._optimizer.state.update({owner: dict(state) for owner, state in self._states.items()})
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(saved)
+
+
+def _kept(value: Any) -> Any:
+    """A setting or a count as it is now, whatever is done to it later."""
+    return value if type(value) in _FIXED else copy.deepcopy(value)
+
+
+_FIXED = (int, float, bool, str, type(None))
 
 
 def _fit(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
