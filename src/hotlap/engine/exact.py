@@ -93,7 +93,7 @@ class ExactStep:
         self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
         self._seed = BackwardSeed()
-        self._drawn = torch.empty((), dtype=torch.int64)
+        self._drawn = torch.empty((), dtype=torch.int64, device="cpu")
         self._unit: float | None = None  # what split steps divide by until the true count is known
         self.graphs: GraphedPasses | None = None
         if graph:
