@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cut_batches import CUTTER, handed
 
 from hotlap.base.errors import EXIT_ENVIRONMENT, LoaderDied
+from hotlap.engine import loader_death
 from hotlap.engine.loader import LoaderSettings, TrainLoader
 from hotlap.engine.loader_death import explain_death
 
@@ -148,3 +150,83 @@ def test_too_many_open_files_names_the_limit(error):
 )
 def test_another_error_is_no_death(error):
     assert explain_death(error) is None
+
+
+CUTS = [
+    ConnectionResetError(104, "Connection reset by peer"),
+    ConnectionRefusedError(111, "Connection refused"),
+    BrokenPipeError(32, "Broken pipe"),
+    FileNotFoundError(2, "No such file or directory"),
+    EOFError(),
+    RuntimeError("Pin memory thread exited unexpectedly"),
+    RuntimeError("unable to open shared memory object </torch_7> in read-write mode: No such file or directory (2)"),
+]
+cuts = pytest.mark.parametrize("error", CUTS, ids=lambda error: f"{type(error).__name__}-{error}"[:40])
+
+
+class Dying:
+    """A process that is dead only for those who ask again."""
+
+    pid = 41
+
+    def __init__(self):
+        self.codes = [None, None, -signal.SIGKILL]
+
+    @property
+    def exitcode(self):
+        return self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+
+
+@cuts
+def test_a_batch_cut_off_by_its_workers_death_is_that_death(error, root):
+    told = explain_death(error, workers=[SimpleNamespace(pid=40, exitcode=None), Dying()], kills_before=2, root=root)
+    assert "pid 41) died of SIGKILL: the kernel killed it for memory (oom_kill rose from 2 to 3)" in str(told)
+
+
+@pytest.mark.parametrize("error", CUTS[:-1], ids=lambda error: type(error).__name__)
+def test_a_cut_without_a_death_is_none(error, monkeypatch):
+    monkeypatch.setattr(loader_death, "DYING_S", 0.03)
+    assert explain_death(error, workers=[SimpleNamespace(pid=40, exitcode=None)]) is None
+    assert explain_death(error) is None
+
+
+def test_an_error_that_is_no_cut_is_not_laid_to_a_dead_worker():
+    assert explain_death(ValueError("x"), workers=[SimpleNamespace(pid=40, exitcode=-9)]) is None
+
+
+def test_what_torch_says_while_a_death_is_waited_for_is_heard():
+    class Heard(Dying):
+        @property
+        def exitcode(self):
+            if self.codes.pop():
+                raise RuntimeError(str(KILLED))
+
+    assert "(pid 41) died of Killed" in str(explain_death(CUTS[0], workers=[Heard()]))
+
+
+@pytest.fixture
+def cutter():
+    yield CUTTER
+    CUTTER.__init__()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("error", [CUTS[0], CUTS[4]], ids=["reset", "end"])
+def test_a_real_worker_that_dies_after_its_batch_was_cut_is_named_and_nothing_is_lost(cutter, error, persistent):
+    settings = LoaderSettings(num_workers=2, persistent_workers=persistent)
+    train = TrainLoader(range(8), batch=2, seed=0, settings=settings, collate=lambda samples: handed(tuple(samples)))
+    cutter.at, cutter.error = 2, error
+    used = []
+    with pytest.raises(LoaderDied, match=r"a loader's worker \(pid \d+\) died of (SIGKILL|Killed)"):
+        used.extend(loaded.batch for loaded in train.epoch(0))
+    used.extend(loaded.batch for loaded in train.epoch(0, start=len(used)))
+    assert [index for batch in used for index in batch] == train.order(0)
+    train.close()
+
+
+def test_the_same_error_is_the_users_own_where_every_worker_lives_on(cutter, monkeypatch):
+    monkeypatch.setattr(loader_death, "DYING_S", 0.05)
+    train = TrainLoader(range(8), batch=2, seed=0, settings=LoaderSettings(num_workers=1), collate=handed)
+    cutter.at, cutter.kills = 2, False
+    with pytest.raises(ConnectionResetError, match="Connection reset by peer"):
+        list(train.epoch(0))

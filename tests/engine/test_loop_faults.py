@@ -181,3 +181,12 @@ def test_a_workers_death_heard_of_within_a_step_is_no_fault_of_the_model(tmp_pat
 
     with pytest.raises(LoaderDied, match=r"worker \(pid 123\) died of Killed"):
         train(tmp_path, Interrupted())
+
+
+def test_a_connection_that_the_model_itself_loses_is_its_own_error(tmp_path):
+    class Remote(Tiny):
+        def loss(self, model, batch):
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    with pytest.raises(ConnectionResetError):
+        train(tmp_path, Remote(), workers=1)

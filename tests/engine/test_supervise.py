@@ -63,6 +63,15 @@ def test_a_killed_worker_of_the_loader_means_fewer_workers(tmp_path, undisturbed
     assert_same_training(folder, undisturbed)
 
 
+def test_a_batch_cut_off_by_its_workers_death_means_fewer_workers_and_the_same_result(tmp_path, undisturbed):
+    (folder := tmp_path / "run").mkdir()
+    heard = []
+    done = supervise(config("batch cut off", tmp_path / "flag", workers=2), folder, "", heard.append)
+    assert (done.config.workers, len(done.restarts)) == (1, 1)
+    assert heard_warning(heard, "a loader's worker (pid").endswith("now with workers = 1, prefetch = 1")
+    assert_same_training(folder, undisturbed)
+
+
 def test_what_the_target_raises_passes_through_with_its_line(tmp_path):
     with pytest.raises(TargetError) as caught:
         supervise(config("raises"), tmp_path, "", lambda event: None)

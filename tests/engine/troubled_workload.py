@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from cut_batches import CUTTER, handed
 from tiny_workload import WIDTH, Rows, Tiny
 from torch import nn
 from torch.utils.data import get_worker_info
@@ -37,13 +38,20 @@ class Greedy(nn.Module):
 
 
 class Troubled(Tiny):
-    """``trouble``: slow, raises, out of memory, killed, worker killed."""
+    """``trouble``: slow, raises, out of memory, killed, worker killed, batch cut off."""
 
     def __init__(self, *, trouble: str, flag: str = "", delay_s: float = 0.03, at: int = 20) -> None:
         super().__init__(dropout=0.1, norm=trouble != "out of memory")
         self.trouble, self.delay_s, self.at, self.num_losses = trouble, delay_s, at, 0
         if trouble in ("killed", "worker killed"):
             self.train_rows = KillingRows(flag, in_worker=trouble == "worker killed")
+        if trouble == "batch cut off" and not Path(flag).exists():
+            Path(flag).touch()
+            CUTTER.at = 11
+
+    def collate(self, samples):
+        batch = super().collate(samples)
+        return handed(tuple(batch)) if self.trouble == "batch cut off" else batch
 
     def build_model(self) -> nn.Module:
         model = super().build_model()

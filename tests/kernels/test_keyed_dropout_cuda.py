@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,26 @@ def test_nothing_is_loaded_while_a_graph_is_captured(a_card, monkeypatch):
         assert cuda.why_not(*a_card) == "nothing can be loaded while a CUDA graph is captured"
     pytest.importorskip("cuda.bindings")
     assert cuda.why_not(*a_card) == "", "it was not given up for good"
+
+
+def test_each_threads_launches_are_given_their_own_argument(monkeypatch):
+    """The driver is given the address of a pointer to the argument; another thread must not write over it meanwhile."""
+    given, both = {}, threading.Barrier(2)
+
+    def enqueue(function, grid, threads, address, index):
+        both.wait(10)
+        argument = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))[0]
+        given[function, grid] = ctypes.string_at(argument, cuda.LAYOUT.size)
+
+    monkeypatch.setattr(cuda.launching, "enqueue", enqueue)
+    monkeypatch.setitem(cuda._LOADED, 0, cuda._Loaded(functions={F32: "kernel"}))
+    wanted = {("kernel", (blocks, 1, 1)): bytes([blocks]) * cuda.LAYOUT.size for blocks in (1, 2)}
+    runs = [
+        threading.Thread(target=cuda._launch, args=(torch.device("cuda", 0), F32, grid[0], argument))
+        for (_, grid), argument in wanted.items()
+    ]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert given == wanted

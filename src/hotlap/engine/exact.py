@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +16,8 @@ from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
 from hotlap.engine.graphs import GraphedPasses, Passed
 from hotlap.engine.split import micro_ranges, num_samples, take
-from hotlap.engine.sums import Sums, not_zero, power_of_two, scale_gradients
+from hotlap.engine.step_result import StepResult
+from hotlap.engine.sums import BackwardSeed, Sums, drop_gradients, not_zero, power_of_two, scale_gradients
 from hotlap.engine.team import Team
 from hotlap.engine.trace import Tracer, Trouble, place_of
 from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
@@ -30,25 +30,6 @@ __all__ = ["ExactStep", "Loss", "Say", "StepLost", "StepResult", "Team"]
 
 Loss = Callable[[nn.Module, Batch], "tuple[Tensor, Tensor | int]"]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What one step did."""
-
-    loss: Tensor
-    """Mean over the effective batch, detached, on the device; reading it waits for the step."""
-    count: Tensor | int
-    """What the summed loss was divided by."""
-    num_samples: int
-    micro: int
-    """Most samples of a micro-batch in the attempt that went through."""
-    num_micro: int
-    num_splits: int = 0
-    """Times memory ran out in this step."""
-    recovery_s: float = 0.0
-    """From the first failure to the beginning of the attempt that went through."""
-    grad_norm: Tensor | None = None
 
 
 class ExactStep:
@@ -111,6 +92,8 @@ class ExactStep:
         self._start = StepStart(model, self.device)
         self._update = Update(optimizer, self.scaler, self.device, say, self.release_graphs)
         self._looks, self._draws = FIRST_STEPS, False
+        self._seed = BackwardSeed()
+        self._drawn = torch.empty((), dtype=torch.int64, device="cpu")
         self._unit: float | None = None  # what split steps divide by until the true count is known
         self.graphs: GraphedPasses | None = None
         if graph:
@@ -174,6 +157,7 @@ class ExactStep:
         self._start.forget()
         num_splits, failed_at = 0, 0.0
         trouble: Trouble | None = None
+        done: StepResult | None
         while True:
             done, began = None, time.perf_counter()
             try:
@@ -195,9 +179,11 @@ class ExactStep:
                 trouble = trouble or Trouble("another process ran out of memory", None)
                 self._split_further(total, trouble, grown_from, num_splits)
             grown_from = None
-        self._quiet = 0 if num_splits else self._quiet + 1
-        lost = began - failed_at if num_splits else 0.0
-        return StepResult(num_samples=total, num_splits=num_splits, recovery_s=lost, **done)
+        if not num_splits:
+            self._quiet += 1
+            return done
+        self._quiet = 0
+        return replace(done, num_splits=num_splits, recovery_s=began - failed_at)
 
     def _size(self, total: int) -> int:
         return total if self.micro is None else min(self.micro, total)
@@ -213,41 +199,69 @@ class ExactStep:
         self._least = 2
         return True
 
-    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> dict[str, Any] | None:
+    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> StepResult | None:
         """Gradients with the split in force; None when another process of the team ran out of memory."""
+        if self.team is None:
+            return self._finished(self._backward(batch, total, first_sample, traced=traced), total)
         failed: Exception | None = None
         sums = None
         try:
-            with Tracer(self.model) if traced else _NOTHING:
-                self._start.remember(self.scaler)
-                sums = self._backward(batch, total, first_sample)
+            sums = self._backward(batch, total, first_sample, traced=traced)
         except Exception as error:
-            if self.team is None or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             failed = error
-        if self.team is not None and self.team.any_failed(failed is not None):
+        if self.team.any_failed(failed is not None):
             if failed is not None:
                 raise failed
             return None
         assert sums is not None
         try:
-            loss, count = self._normalise(sums)
-            norm = self._unscale_and_clip()
+            return self._finished(sums, total)
         except Exception as error:
-            if self.team is None or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise StepLost(f"memory ran out after the processes had shared gradients: {first_line(error)}") from error
+
+    def _finished(self, sums: Sums, total: int) -> StepResult:
+        """Divides, unscales and clips what the passes have left."""
+        loss, count = self._normalise(sums)
+        norm = self._unscale_and_clip()
         if self.graphs is not None and sums.num_micro > 1 and self._unit is None:
             self._unit = power_of_two(float(count))
-        done = {"loss": loss, "count": count, "grad_norm": norm}
-        return done | {"micro": sums.largest, "num_micro": sums.num_micro}
+        num, largest = sums.num_micro, sums.largest
+        return StepResult(loss=loss, count=count, num_samples=total, micro=largest, num_micro=num, grad_norm=norm)
 
-    def _backward(self, batch: Batch | None, total: int, first_sample: int) -> Sums:
+    def _backward(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> Sums:
         """Gradients of the summed loss over a provisional count, with the sum and its true count."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.key is not None:
-            self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
+        if traced:
+            with Tracer(self.model):
+                return self._backward(batch, total, first_sample, traced=False)
+        self._begin()
         random = RandomState(self.device) if self._looks else None
+        whole = self.team is None and total <= self._size(total)
+        sums = self._one_part(batch, total, first_sample) if whole else self._parts(batch, total, first_sample)
+        if random is not None:
+            self._look_for_draws(random)
+        return sums
+
+    def _begin(self) -> None:
+        """What comes before the passes of every attempt."""
+        self._start.remember(self.scaler)
+        drop_gradients(self.optimizer)
+        if self.key is not None:
+            self.key.set_step(int(self._drawn.random_(-(2**31), 2**31)))
+
+    def _one_part(self, batch: Batch, total: int, first_sample: int) -> Sums:
+        """The passes over a batch that is not split, which is what nearly all steps are."""
+        self._begin_graphs(1)
+        if self.key is not None:
+            self.key.set_part(first_sample, total)
+        passed = self._pass(batch) if self.graphs is None else self.graphs(batch, self._pass)
+        return Sums(num_micro=1, largest=total, count=passed.num, mean=passed.mean)
+
+    def _parts(self, batch: Batch | None, total: int, first_sample: int) -> Sums:
+        """The passes over one part after the other."""
         ranges = micro_ranges(total, self._size(total)) if total else []
         largest = max((end - begin for begin, end in ranges), default=0)
         sums = Sums(num_micro=len(ranges), largest=largest, divisor=self._begin_graphs(len(ranges)))
@@ -257,10 +271,8 @@ class ExactStep:
             run = partial(self._pass, divisor=sums.divisor, share=total / (end - begin))
             part = take(batch, begin, end) if len(ranges) > 1 else batch
             passed = run(part) if self.graphs is None else self.graphs(part, run)
-            sums.divisor, sums.mean = passed.divisor, passed.mean
+            sums.divisor = passed.divisor
             sums.add(passed.loss, passed.num)
-        if random is not None:
-            self._look_for_draws(random)
         return sums
 
     def _begin_graphs(self, num_parts: int) -> float | None:
@@ -270,18 +282,31 @@ class ExactStep:
             self._update.set_aside(self.graphs.aside_bytes)
         return self._unit if num_parts > 1 or self.team is not None else None
 
-    def _pass(self, part: Batch, *, divisor: Any, share: float) -> Passed:
+    def _pass(self, part: Batch, *, divisor: Any = None, share: float = 1.0) -> Passed:
         """Forward and backward pass over a part; ``share`` is how many of its size would make the whole batch."""
-        with self._autocast():
-            loss, count = self.loss(self._compiled, part)
-        count = count.detach() if isinstance(count, Tensor) else count
+        loss, count = self._loss_of(part)
+        if isinstance(count, Tensor) and count.requires_grad:
+            count = count.detach()
         if divisor is None:
             # The true count is known only after the last part. One of about its size, drawn from the first part,
             # keeps half-precision gradients in range until then; with a single part it is the true one.
             divisor = not_zero(count) * share if share > 1 else not_zero(count)
+        summed = loss.detach()
+        # What a recording reads must never be made anew, and what is not one number is left to autograd to refuse.
+        if self.scaler is None and self.graphs is None and loss.ndim == 0 == getattr(divisor, "ndim", 0):
+            mean = summed / divisor
+            loss.backward(self._seed(loss, mean, divisor))
+            return Passed(summed, count, divisor, mean)
         scaled = loss / divisor
         (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
-        return Passed(loss.detach(), count, divisor, scaled.detach())
+        return Passed(summed, count, divisor, scaled.detach())
+
+    def _loss_of(self, part: Batch) -> tuple[Tensor, Tensor | int]:
+        kind = _AUTOCAST[self.precision]
+        if kind is None and not torch.is_autocast_enabled(self.device.type):
+            return self.loss(self._compiled, part)  # every step comes here; switching off what is off takes time
+        with torch.autocast(self.device.type, dtype=kind, enabled=kind is not None):
+            return self.loss(self._compiled, part)
 
     def _look_for_draws(self, before: RandomState) -> None:
         self._looks -= 1
@@ -325,7 +350,7 @@ class ExactStep:
 
     def _recover(self) -> bool:
         """Everything as it was when the step began; whether recorded passes held memory, which they have given up."""
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self.optimizer)
         held = self.release_graphs()
         release_memory(self.device)
         insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
@@ -391,14 +416,7 @@ class ExactStep:
         self.micro = min(2 * before, most)
         return before
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        kind = _AUTOCAST[self.precision]
-        if kind is None and not torch.is_autocast_enabled(self.device.type):
-            return _NOTHING  # every step comes here, and switching off what is off takes longer than asking
-        return torch.autocast(self.device.type, dtype=kind, enabled=kind is not None)
 
-
-_NOTHING = contextlib.nullcontext()
 _AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 

@@ -16,7 +16,7 @@ from hotlap.base.errors import ConfigError, DataError, UnknownName, did_you_mean
 from hotlap.device.host import oom_kill_count
 from hotlap.device.host_random import derived_seed
 from hotlap.device.seed import generator
-from hotlap.engine.loader_death import explain_death
+from hotlap.engine.loader_death import HAND_OVER_ERRORS, explain_death
 from hotlap.engine.loader_settings import LoaderSettings as LoaderSettings
 from hotlap.engine.packed import Packed
 from hotlap.engine.samples import BatchReader, Facts, Skipped, Ticket, raise_failure
@@ -122,8 +122,9 @@ class TrainLoader:
         if start == self.num_batches:
             return
         kills_before = oom_kill_count()
-        iterator = self._iterator(epoch, start)
+        iterator: Iterator[Any] | None = getattr(self._loader, "_iterator", None)
         try:
+            iterator = self._iterator(epoch, start)  # workers that live on answer here already
             for position in range(start, self.num_batches):
                 read = next(iterator, None)
                 assert read is not None and read[1].ticket[:2] == (epoch, position), (
@@ -133,7 +134,7 @@ class TrainLoader:
                     after = (epoch, position + 1) if position + 1 < self.num_batches else (epoch + 1, 0)
                     self._under_way = iterator, after
                 yield self._loaded(*read)
-        except (RuntimeError, OSError) as error:
+        except HAND_OVER_ERRORS as error:
             died = explain_death(error, workers=getattr(iterator, "_workers", ()), kills_before=kills_before)
             self.close()
             if died is None:

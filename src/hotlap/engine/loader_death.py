@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from hotlap.device.host import memory_available, oom_kill_count, read_host, shm_
 
 LOW_MEMORY_BYTES = 256 * 2**20
 """Less than this left on the host is called low: about what one worker holds of its own once torch is imported."""
+DYING_S = 5.0
+"""How long a worker whose files are closed may take to be dead for whoever asks; on a busy host that is not at once."""
+HAND_OVER_ERRORS = (RuntimeError, OSError, EOFError)
+"""What getting a batch from a worker raises when the worker is gone."""
 _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: ([^.]*)|exited unexpectedly)")
 _NO_SHM = re.compile(r"unable to (allocate|open|resize|mmap|write).*shared memory|No space left on device", re.I | re.S)
+_NO_SENDER = re.compile(r"Pin memory thread exited unexpectedly|unable to open shared memory.*No such file", re.S)
 _NO_FILES = re.compile(r"too many open files|ancdata", re.I)
 
 
@@ -25,10 +31,11 @@ def explain_death(
     """The error that says why, or None if ``error`` is no worker's death.
 
     torch raises it wherever the trainer's process happens to be, so a training loop asks this of any RuntimeError.
-    ``workers`` are the loader's processes, for their exit codes; ``kills_before`` is oom_kill_count at its start.
+    ``workers`` are the processes of the loader that raised it while it handed a batch over: a connection that was cut
+    means that one of them is dead or dying, and only then. ``kills_before`` is oom_kill_count at the loader's start.
     """
     text = str(error)
-    found = _DEAD.search(text)
+    found = _DEAD.search(text) or (_DEAD.search(_heard_of(workers)) if _is_cut_off(error) else None)
     if found is None:
         if _NO_FILES.search(text):
             return LoaderDied(
@@ -44,6 +51,33 @@ def explain_death(
     if how in ("SIGKILL", "Killed"):
         return _killed(who, kills_before, root)
     return LoaderDied(who, remedy="Run with num_workers = 0, which shows where it happens")
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Whether the sender of a batch was not there any more.
+
+    A batch's memory is fetched from the worker that made it, over a socket. A killed process closes its files before
+    it counts as dead, so that torch, which then looks whether all workers live, may find that they do. The thread that
+    pins memory ends without a word of why.
+    """
+    gone = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
+    return gone or _NO_SENDER.search(str(error)) is not None
+
+
+def _heard_of(workers: Sequence[Any]) -> str:
+    """What torch says of a dead worker, of the first that is dead or will be in a moment; '' if all live on."""
+    deadline = time.monotonic() + DYING_S
+    try:
+        while workers:
+            for worker in workers:
+                if worker.exitcode is not None:
+                    return f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly"
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.01)
+    except RuntimeError as heard:  # torch's handler of SIGCHLD says so itself meanwhile
+        return str(heard)
+    return ""
 
 
 def _how(said: str, pid: str, workers: Sequence[Any]) -> str:

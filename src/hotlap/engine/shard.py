@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.split import micro_ranges, take
+from hotlap.engine.step_result import StepResult
 from hotlap.engine.sums import Sums, power_of_two
 from hotlap.engine.team_step import SplitWanted, TeamStep
 from hotlap.engine.trace import Trouble, place_of
@@ -85,7 +86,7 @@ class ShardedStep(TeamStep):
     def _reserve(self) -> None:
         """Nothing: gradients are shared by the sharded model itself."""
 
-    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> dict[str, Any] | None:
+    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> StepResult | None:
         del traced
         if self._unit is None:
             samples = float(self.team.total(torch.tensor(float(total), device=self.device)))
@@ -100,10 +101,7 @@ class ShardedStep(TeamStep):
         return self._shared(sums, total)
 
     def _passes(self, batch: Batch | None, total: int, first_sample: int) -> Sums:
-        self._start.remember(self.scaler)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.key is not None:
-            self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
+        self._begin()
         ranges = micro_ranges(total, self._size(total)) if total else []
         num_passes = -self.team.smallest(-len(ranges))
         sums = Sums(num_micro=len(ranges), largest=self._size(total), divisor=self._unit)

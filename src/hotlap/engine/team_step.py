@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.base.errors import OutOfMemory
 from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.exact import ExactStep, Loss, StepLost, StepResult
+from hotlap.engine.exact import ExactStep, Loss, StepLost
 from hotlap.engine.split import micro_ranges, take
+from hotlap.engine.step_result import StepResult
 from hotlap.engine.sums import Sums, not_zero, power_of_two, scale_gradients
 from hotlap.engine.trace import Trouble
 from hotlap.engine.undo import first_line
@@ -106,14 +107,14 @@ class TeamStep(ExactStep):
         self._begin_probation()
         super()._split_further(total, trouble, grown_from, num_splits)
 
-    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> dict[str, Any] | None:
+    def _gradients(self, batch: Batch | None, total: int, first_sample: int, *, traced: bool) -> StepResult | None:
         if self.overlaps and self._wrap():
             return self._overlapped(batch, total, first_sample)
         done = super()._gradients(batch, total, first_sample, traced=traced)
         if done is not None:
             self._num_voted += 1
             if self._unit is None:
-                self._unit = power_of_two(float(done["count"]))
+                self._unit = power_of_two(float(done.count))
         return done
 
     def _wrap(self) -> bool:
@@ -142,11 +143,7 @@ class TeamStep(ExactStep):
             return False
         return True
 
-    def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | int]:
-        with self._autocast():
-            return self.loss(self._compiled, batch)
-
-    def _overlapped(self, batch: Batch | None, total: int, first_sample: int) -> dict[str, Any] | None:
+    def _overlapped(self, batch: Batch | None, total: int, first_sample: int) -> StepResult | None:
         failed: Exception | None = None
         sums, last = Sums(num_micro=0, largest=self._size(total), divisor=self._unit), None
         try:
@@ -177,10 +174,7 @@ class TeamStep(ExactStep):
 
     def _up_to_last_backward(self, batch: Batch | None, total: int, first_sample: int, sums: Sums) -> Tensor | None:
         """The last micro-batch's loss, ready for its backward pass; all other passes are done."""
-        self._start.remember(self.scaler)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.key is not None:
-            self.key.set_step(int(torch.randint(-(2**31), 2**31, ())))
+        self._begin()
         assert self._overlapping is not None
         last = None
         ranges = micro_ranges(total, self._size(total)) if total else []
@@ -198,7 +192,7 @@ class TeamStep(ExactStep):
             sums.num_micro += 1
         return last
 
-    def _shared(self, sums: Sums, total: int) -> dict[str, Any]:
+    def _shared(self, sums: Sums, total: int) -> StepResult:
         """Divides the gradients that all processes now have by the true count."""
         try:
             total_loss, count = self._in_double(sums.loss), self._in_double(sums.count)
@@ -210,13 +204,14 @@ class TeamStep(ExactStep):
             if not is_out_of_memory(error):
                 raise
             raise StepLost(f"memory ran out after the processes had shared gradients: {first_line(error)}") from error
-        return {
-            "loss": total_loss / not_zero(count),
-            "count": count,
-            "micro": self._size(total),
-            "num_micro": sums.num_micro,
-            "grad_norm": norm,
-        }
+        return StepResult(
+            loss=total_loss / not_zero(count),
+            count=count,
+            num_samples=total,
+            micro=self._size(total),
+            num_micro=sums.num_micro,
+            grad_norm=norm,
+        )
 
     def __call__(self, batch: Batch | None, *, first_sample: int = 0) -> StepResult:
         result = self.gradients(batch, first_sample=first_sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,19 +21,29 @@ class RandomState:
     """Where every generator stands that a model may draw from: Python's, NumPy's, torch's on the CPU and the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._host = HostRandom()
-        self._card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        # Asked without torch.cuda.get_rng_state, which finds out again which generator is meant.
+        self._generator = _generator_of(device) if device.type == "cuda" else None
+        self._card = self._generator.get_state() if self._generator is not None else None
 
     def restore(self) -> None:
         self._host.restore()
-        if self._card is not None:
-            torch.cuda.set_rng_state(self._card, self._device)
+        if self._generator is not None and self._card is not None:
+            self._generator.set_state(self._card)
 
     def is_now(self) -> bool:
         """Whether nothing has been drawn since."""
-        same = self._card is None or torch.equal(self._card, torch.cuda.get_rng_state(self._device))
-        return same and self._host.is_now()
+        if self._generator is not None and self._card is not None:
+            return torch.equal(self._card, self._generator.get_state()) and self._host.is_now()
+        return self._host.is_now()
+
+
+@functools.cache
+def _generator_of(device: torch.device) -> torch.Generator:
+    """A card's own generator, which a process keeps for good."""
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
 
 
 class StepStart:
@@ -97,28 +108,34 @@ class Undo:
         self._optimizer = optimizer
         self._states = {owner: dict(state) for owner, state in optimizer.state.items()}
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        self._values = [(place, k, copy.deepcopy(v)) for place, k, v in self._written() if not isinstance(v, Tensor)]
+        places = (*self._states.values(), *self._groups)
+        held = [(place, name, value) for place in places for name, value in place.items()]
+        self._values = [(place, name, _kept(value)) for place, name, value in held if not isinstance(value, Tensor)]
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        written = [*parameters, *(v for _, _, v in self._written() if isinstance(v, Tensor))]
+        written = [*parameters, *(value for _, _, value in held if isinstance(value, Tensor))]
         self._targets = [local_part(tensor) for tensor in written]
         if not _fit(room, self._targets):
             room = _made(self._targets, on_host)
         self.copies: Sequence[Tensor] = room
         copy_all(room, self._targets)
 
-    def _written(self) -> list[tuple[dict[str, Any], str, Any]]:
-        places = (*self._states.values(), *self._groups)
-        return [(place, name, value) for place in places for name, value in place.items()]
-
     def back(self) -> None:
         """Puts everything back; state that the failed step created is forgotten. May be done twice."""
         copy_all(self._targets, self.copies)
         for place, name, value in self._values:
-            place[name] = copy.deepcopy(value)
+            place[name] = _kept(value)
         self._optimizer.state.clear()
         self._optimizer.state.update({owner: dict(state) for owner, state in self._states.items()})
         for group, saved in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(saved)
+
+
+def _kept(value: Any) -> Any:
+    """A setting or a count as it is now, whatever is done to it later."""
+    return value if type(value) in _FIXED else copy.deepcopy(value)
+
+
+_FIXED = (int, float, bool, str, type(None))
 
 
 def _fit(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:

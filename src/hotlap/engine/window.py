@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hotlap.engine.exact import StepResult
+from hotlap.engine.step_result import StepResult
 
 
 class Window:

@@ -30,12 +30,9 @@ class Packed:
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
         self._values = [_as_c(argument) for argument in arguments]
-        self._pointers = (ctypes.c_void_p * len(self._values))(*(ctypes.addressof(value) for value in self._values))
-
-    @property
-    def address(self) -> int:
+        self._pointers = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+        self.address = ctypes.addressof(self._pointers)
         """Of an array of pointers to the arguments."""
-        return ctypes.addressof(self._pointers)
 
 
 def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Array:
@@ -44,7 +41,7 @@ def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, bytes):
-        return ctypes.create_string_buffer(argument, len(argument))
+        return (ctypes.c_char * len(argument)).from_buffer_copy(argument)
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 

@@ -58,7 +58,7 @@ class StepKey:
         """Takes the masks of the coming forward pass from ``seeds``, such as a recorded pass reads them from."""
         self.seeds = seeds
         for layer in self.layers:
-            layer.num_calls = 0
+            layer.__dict__["num_calls"] = 0  # a module looks for parameters and submodules in whatever it is given
 
     def seeds_of(self, num: int) -> Tensor:
         """A number for each of ``num`` samples in this step, from the part's first one on."""
@@ -99,9 +99,12 @@ class KeyedDropout(nn.Module):
 
         A model may checkpoint activations itself; its layers are then called again during the backward pass.
         """
-        if torch.compiler.is_compiling() or self.is_replayed or torch._C._current_graph_task_id() == -1:
+        if torch.compiler.is_compiling():
             self.num_calls += 1
             return self.num_calls
+        if self.is_replayed or torch._C._current_graph_task_id() == -1:
+            self.__dict__["num_calls"] = call = self.num_calls + 1
+            return call
         if self.num_calls > 1:
             raise UsageError(
                 f"a dropout layer (p = {self.p}) is called {self.num_calls} times in one forward pass, and again "

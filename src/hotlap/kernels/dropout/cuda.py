@@ -6,11 +6,14 @@ autograd's threads have to take the interpreter for it.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import struct
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -106,29 +109,60 @@ def keyed_dropout_cuda(
     by_channel: bool = False,
 ) -> Tensor:
     """What ``keyed_dropout_ref`` gives, bit for bit where ``x`` is finite; the mask is kept for the backward pass."""
-    shape, scale = mask_shape(x, by_channel), 1 / (1 - p)
-    count = math.prod(shape)
-    kind = torch.float32 if x.dtype == torch.float32 and count <= MAX_FACTORS else torch.bool
-    mask = torch.empty(shape, dtype=kind, device=x.device)
-    if count:
-        blocks = -(-count * mask.itemsize // (THREADS * PACK_BYTES))
-        numbers = scale, count, count // len(seeds), start, threshold_of(p)
-        _launch(x.device, kind, blocks, LAYOUT.pack(mask.data_ptr(), seeds.data_ptr(), *numbers))
+    plan = _planned(x.shape, x.dtype, p, by_channel, MAX_FACTORS)
+    mask = torch.empty(plan.shape, dtype=plan.kind, device=x.device)
+    if plan.elements:
+        width = plan.elements // seeds.shape[0]
+        numbers = plan.scale, plan.elements, width, start, plan.threshold
+        _launch(x.device, plan.kind, plan.blocks, LAYOUT.pack(mask.data_ptr(), seeds.data_ptr(), *numbers))
     # ``x`` first: the output then lies in memory as it does.
-    return x * mask if kind == torch.float32 else x * mask * scale
+    return x * mask if plan.kind is torch.float32 else x * mask * plan.scale
+
+
+class _Plan(NamedTuple):
+    """What follows from the shape alone."""
+
+    shape: list[int]
+    kind: torch.dtype
+    elements: int
+    blocks: int
+    scale: float
+    threshold: int
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(shape: torch.Size, dtype: torch.dtype, p: float, by_channel: bool, max_factors: int) -> _Plan:
+    masked = mask_shape(shape, by_channel)
+    count = math.prod(masked)
+    kind = torch.float32 if dtype == torch.float32 and count <= max_factors else torch.bool
+    blocks = -(-count * kind.itemsize // (THREADS * PACK_BYTES))
+    return _Plan(masked, kind, count, blocks, 1 / (1 - p), threshold_of(p))
 
 
 def write_seeds(out: Tensor, first: int, step: int) -> bool:  # [n] int32 on a card
     """Fills ``out`` with the seeds of samples from ``first`` on, in one launch; False where no kernel can be had."""
     if _loaded(out.device.index).why_not:
         return False
-    if len(out):
-        given = SEEDS.pack(out.data_ptr(), first & 0xFFFFFFFF, len(out), step & 0xFFFFFFFF)
-        _launch(out.device, torch.int32, -(-len(out) // THREADS), given)
+    num = out.shape[0]  # len() of a tensor is a function of Python, and every step comes here
+    if num:
+        given = SEEDS.pack(out.data_ptr(), first & 0xFFFFFFFF, num, step & 0xFFFFFFFF)
+        _launch(out.device, torch.int32, -(-num // THREADS), given)
     return True
 
 
 def _launch(device: torch.device, kind: torch.dtype, blocks: int, argument: bytes) -> None:
     """Runs the kernel that writes such numbers on torch's stream."""
-    packed = launching.Packed((argument,))
-    launching.enqueue(_LOADED[device.index].functions[kind], (blocks, 1, 1), THREADS, packed.address, device.index)
+    ctypes.memmove(_ROOM.argument, argument, len(argument))
+    launching.enqueue(_LOADED[device.index].functions[kind], (blocks, 1, 1), THREADS, _ROOM.address, device.index)
+
+
+class _Room(threading.local):
+    """Where a thread's launches have their argument: the driver has copied it when a launch returns."""
+
+    def __init__(self) -> None:
+        self.argument = ctypes.create_string_buffer(max(LAYOUT.size, SEEDS.size))
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self.argument))
+        self.address = ctypes.addressof(self._pointer)
+
+
+_ROOM = _Room()

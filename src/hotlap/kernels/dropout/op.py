@@ -37,7 +37,7 @@ def keyed_dropout(
     """
     if not 0 <= p < 1:
         raise UsageError(f"p = {p} is not valid", expected="at least 0 and below 1")
-    rows, num_samples = x.shape[0], len(seeds)
+    rows, num_samples = x.shape[0], seeds.shape[0]
     if rows % max(1, num_samples) or rows > num_samples == 0:
         raise ShapeError(
             f"x has {rows} rows for {num_samples} seeds", expected="as many rows for every seed, such as one"

@@ -25,9 +25,9 @@ def threshold_of(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1) - 2**31
 
 
-def mask_shape(x: Tensor, by_channel: bool) -> list[int]:
-    """Of the mask, which is broadcast to ``x``."""
-    return [*x.shape[:2], *[1] * (x.ndim - 2)] if by_channel else list(x.shape)
+def mask_shape(shape: torch.Size, by_channel: bool) -> list[int]:
+    """Of the mask, which is broadcast to an input of ``shape``."""
+    return [*shape[:2], *[1] * (len(shape) - 2)] if by_channel else list(shape)
 
 
 def keyed_dropout_ref(
@@ -46,7 +46,7 @@ def keyed_dropout_ref(
     layers and calls apart; ``places`` may keep what it made. Differentiable in ``x``. What is not finite and given up
     becomes NaN, as in torch's own dropout.
     """
-    shape = mask_shape(x, by_channel)
+    shape = mask_shape(x.shape, by_channel)
     width = shape[0] // max(1, len(seeds))
     for size in shape[1:]:
         width *= size
