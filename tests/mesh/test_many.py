@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hotlap.base.errors import DataError
+from hotlap.mesh import many as many_module
 from hotlap.mesh.drawn import draw_objects
 from hotlap.mesh.many import ManyPictures
 from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
@@ -40,3 +41,37 @@ def test_batches_with_a_ragged_end_give_every_pictures_mesh(device, plain_float3
         want = model(images.to(device)).cpu()
     assert got.device.type == "cpu"
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("RGB", {"quality": 95}), ("RGB", {"quality": 60, "progressive": True}), ("L", {}), ("CMYK", {})],
+)
+def test_either_library_gives_the_same_pixels_of_a_jpeg(monkeypatch, mode, options):
+    pytest.importorskip("torchvision")
+    rng = torch.Generator().manual_seed(0)
+    coarse = torch.randint(0, 256, (7, 9, 3), generator=rng, dtype=torch.uint8).numpy()
+    stream = io.BytesIO()
+    Image.fromarray(coarse).resize((72, 56), Image.Resampling.BICUBIC).convert(mode).save(stream, "JPEG", **options)
+    quick = many_module._pixels(stream.getvalue())
+    monkeypatch.setattr(many_module, "_jpeg_decoder", lambda: None)
+    plain = many_module._pixels(stream.getvalue())
+    assert quick.shape == plain.shape == (56, 72, 3)
+    assert (quick == plain).all()
+
+
+def test_jpegs_of_any_size_and_in_any_number_of_threads(device):
+    model = Pixel2MeshLite(subdivisions=0).to(device).eval()
+    blobs = []
+    for image in encoded(5)[1]:
+        stream = io.BytesIO()
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((40, 90)).save(stream, "JPEG")
+        blobs.append(stream.getvalue())
+    found = []
+    for workers in (1, 3, 8):
+        many = ManyPictures(model, batch=4, size=64, workers=workers, dtype=None)
+        found.append(many(blobs))
+        with pytest.raises(DataError, match="picture 4 cannot be decoded"):
+            many([*blobs[:4], blobs[4][:200]])
+        many.close()
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,8 @@ from hotlap.measure.graph import GraphedStep
 from hotlap.mesh.cameras import SIZE_PX
 from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
 
+JPEG = b"\xff\xd8"
+"""The first bytes of such a file."""
 _SLOTS = 2
 """Batches in host memory: one is being copied while the next is being decoded."""
 
@@ -38,7 +41,8 @@ class ManyPictures:
         """
         self._model, self._batch, self._dtype = model.eval(), batch, dtype
         self._device = model.mesh.vertices.device
-        self._pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="hotlap-decode")
+        self._workers = workers or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="hotlap-decode")
         on_card = self._device.type == "cuda"
         shape = (batch, size, size, 3)
         self._slots = [torch.zeros(shape, dtype=torch.uint8, pin_memory=on_card) for _ in range(_SLOTS)]
@@ -82,32 +86,63 @@ class ManyPictures:
             return self._model(image.permute(0, 3, 1, 2))
 
     def _decode(self, pictures: Sequence[bytes], number: int) -> list[Future[None]]:
-        """The pictures of one batch on their way into its slot."""
+        """The pictures of one batch on their way into its slot, a share for each thread."""
         slot, start = number % _SLOTS, number * self._batch
         if self._copied:
             self._copied[slot].synchronize()
-        places = self._slots[slot].numpy()
-        some = pictures[start : start + self._batch]
-        return [
-            self._pool.submit(_decode_into, content, start + place, places[place]) for place, content in enumerate(some)
-        ]
+        places, some = self._slots[slot].numpy(), pictures[start : start + self._batch]
+        shares = [range(first, len(some), self._workers) for first in range(min(self._workers, len(some)))]
+        return [self._pool.submit(_decode_share, some, start, share, places) for share in shares]
+
+
+def _decode_share(pictures: Sequence[bytes], start: int, share: range, places: np.ndarray) -> None:
+    for place in share:
+        _decode_into(pictures[place], start + place, places[place])
 
 
 def _decode_into(content: bytes, number: int, place: np.ndarray) -> None:
+    try:
+        pixels = _pixels(content)
+    except (OSError, ValueError, SyntaxError, RuntimeError) as error:
+        raise DataError(
+            f"picture {number} cannot be decoded: {error}", expected="a PNG or JPEG file's bytes"
+        ) from error
+    if pixels.shape != place.shape:
+        pixels = np.asarray(_pillow().fromarray(pixels).resize((place.shape[1], place.shape[0])))
+    place[:] = pixels
+
+
+def _pixels(content: bytes) -> np.ndarray:  # [H, W, 3] uint8
+    """The colours of a picture.
+
+    Both libraries give the same pixels of a JPEG; Pillow holds the interpreter's lock for a good part of the time, so
+    that threads wait for one another.
+    """
+    decode = _jpeg_decoder() if content.startswith(JPEG) else None
+    if decode is not None:
+        found: np.ndarray = decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0).numpy()
+        return found
+    with _pillow().open(io.BytesIO(content)) as opened:
+        opened.load()
+        # Converting copies in any case.
+        return np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))
+
+
+@functools.cache
+def _jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
+    """torchvision's, where it is installed and still has one: it is to move to TorchCodec."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, RuntimeError):  # a torchvision that was built for another torch says so by a RuntimeError
+        return None
+    return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
+
+
+def _pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise EnvironmentUnusable(
             "decoding pictures needs pillow, which is not installed", remedy="pip install 'hotlap[images]'"
         ) from error
-    try:
-        with Image.open(io.BytesIO(content)) as opened:
-            opened.load()
-            picture = opened if opened.mode == "RGB" else opened.convert("RGB")  # converting copies in any case
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(
-            f"picture {number} cannot be decoded: {error}", expected="a PNG or JPEG file's bytes"
-        ) from error
-    if picture.size != place.shape[1::-1]:
-        picture = picture.resize((place.shape[1], place.shape[0]))
-    place[:] = np.asarray(picture)
+    return Image
