@@ -6,7 +6,7 @@ import functools
 import io
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,8 @@ class ManyPictures:
         ahead = self._decode(pictures, 0) if count else []
         for number, start in enumerate(starts):
             decoded = ahead
-            if number + 1 < len(starts):
-                ahead = self._decode(pictures, number + 1)
-            for picture in decoded:
-                picture.result()
+            ahead = self._decode(pictures, number + 1) if number + 1 < len(starts) else []
+            _finish(decoded, ahead)
             slot = number % _SLOTS
             image = self._slots[slot].to(self._device, non_blocking=True)
             if self._copied:
@@ -93,6 +91,16 @@ class ManyPictures:
         places, some = self._slots[slot].numpy(), pictures[start : start + self._batch]
         shares = [range(first, len(some), self._workers) for first in range(min(self._workers, len(some)))]
         return [self._pool.submit(_decode_share, some, start, share, places) for share in shares]
+
+
+def _finish(decoded: Sequence[Future[None]], ahead: Sequence[Future[None]]) -> None:
+    """Waits for the pictures of a batch; one that fails ends the call when no thread writes into a slot any more."""
+    try:
+        for share in decoded:
+            share.result()
+    except BaseException:
+        wait([*decoded, *ahead])
+        raise
 
 
 def _decode_share(pictures: Sequence[bytes], start: int, share: range, places: np.ndarray) -> None:
