@@ -8,9 +8,10 @@ from hotlap.records.measurement import Gate
 
 
 def bearable_batch(batch: int, gates: Sequence[Gate], seconds: float) -> tuple[int, float]:
-    """The batch, halved until a step of every arm should take ``seconds`` in all, and what it would take whole.
+    """The batch, halved until a step of every arm should take ``seconds`` in all, and what it may take whole.
 
-    Steps are taken to grow with the batch from what the gates saw, and the gates' own batch is the smallest.
+    Steps are taken to grow in proportion to the batch from what the gates saw, which is the most that they may take:
+    steps that wait for launches grow less. The gates' own batch is the smallest.
     """
     known = [gate for gate in gates if gate.batch and gate.step_s]
     per_sample = sum(gate.step_s / gate.batch for gate in known)

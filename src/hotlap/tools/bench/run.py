@@ -267,7 +267,7 @@ class _Run:
             config_sources=self.record.config_sources | {"batch": "step_seconds"},
         )
         note = (
-            f"Batch {self.batch} instead of {whole}, for a step of every arm would take about {expected:.1f} s; a "
+            f"Batch {self.batch} instead of {whole}, for a step of every arm may take up to {expected:.1f} s; a "
             f"device that needs large batches looks slower for it. --batch {whole} times it whole."
         )
         self.notes.append(note)
