@@ -80,7 +80,9 @@ class Room:
 
     def learn(self, key: Key, needed: int, num_splats: int) -> None:
         """A quarter more than the frame has needed, unless there is a tenth to spare already."""
-        known = self.known.setdefault(key, _Known(most=-1, splats=num_splats, capacity=0))
+        known = self.known.get(key)
+        if known is None:
+            known = self.known[key] = _Known(most=-1, splats=num_splats, capacity=0)
         known.frames += 1
         if needed > known.most:
             known.most, known.splats = needed, num_splats
@@ -161,7 +163,8 @@ class Told:
     def record(self) -> None:
         """Marks the place in the stream after which the count is there."""
         if self._slot.event is not None:
-            self._slot.event.record()
+            index = self.key.device.index
+            self._slot.event.record(_stream(index, torch._C._cuda_getCurrentRawStream(index)))
 
     def wait(self) -> bool:
         """Whether the frame's pairs fitted, as soon as the card has told."""
@@ -184,6 +187,8 @@ class Told:
     @classmethod
     def read_those_there(cls, device: torch.device) -> None:
         """Learns from all frames whose counts the card has told meanwhile; waits for none."""
+        if not cls._unread:
+            return
         with cls._lock:
             here = [told for told in cls._unread if told.key.device == device]
             # One that is not there yet has, most often, all later ones behind it in the same stream.
@@ -204,6 +209,12 @@ class Told:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(index: int, handle: int) -> Any:
+    """The current stream of a card, whose handle this is; torch takes long to make such an object."""
+    return torch.cuda.current_stream(index)
 
 
 def _make_slot(device: torch.device) -> Slot:
