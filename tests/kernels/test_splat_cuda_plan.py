@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotlap.kernels.splat import cuda, cuda_program, cuda_room
 from hotlap.kernels.splat.cases import SplatCase, as_splats
 from hotlap.kernels.splat.cuda_plan import plan_frame
+from hotlap.kernels.splat.cuda_program import Variant
 from hotlap.splat import rasterize
 
 CPU = torch.device("cpu")
@@ -126,3 +128,22 @@ def test_what_frames_have_in_common_is_worked_out_once_for_each_kind(launched):
         assert numbers(**{name: value}) == plain | {name: value}
     assert plain["tiles_x"] == 7 and numbers(width=113)["tiles_x"] == 8
     assert numbers() == plain
+
+
+def test_kernels_are_loaded_and_launched_where_their_card_is_the_current_one(monkeypatch):
+    current, seen = [0], []
+
+    @contextmanager
+    def switched(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", switched)
+    monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: seen.append((index, current[0])))
+    monkeypatch.setattr(cuda_program, "enqueue_all", lambda ready, address, index: seen.append((index, current[0])))
+    frame, card = cuda_program.frame_type()(), torch.device("cuda", 3)
+    cuda_program.launch(Variant(channels=1, depth=False, sh_degree=None), (("splat_scan_kernel", 1, 1),), frame, card)
+    cuda_program._loaded.cache_clear()
+    assert seen == [(3, 3), (3, 3)] and current == [0]

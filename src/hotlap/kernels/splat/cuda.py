@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from hotlap.kernels.splat import cuda_room as room
 from hotlap.kernels.splat.cuda_plan import Layout, Plan, plan_frame
 from hotlap.kernels.splat.cuda_program import Variant, frame_type
 from hotlap.kernels.splat.cuda_room import overflowed as overflowed
-from hotlap.kernels.splat.frame import INPUTS, Drawn, Splats, View, inputs_of
+from hotlap.kernels.splat.frame import GRADIENTS, INPUTS, Drawn, Splats, View, inputs_of
 
 MAX_CHANNELS = 40
 """A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
@@ -44,7 +45,7 @@ def why_not(splats: Splats, view: View) -> str:
     """Why this implementation cannot draw such splats; '' if it can."""
     device, dtype, num_splats = splats.means.device, splats.means.dtype, len(splats.means)
     channels = (3 if view.sh_degree is not None else splats.colors.shape[-1]) + view.depth
-    if device.type != "cuda":
+    if not room.is_card(device):
         return f"the tensors are on {device.type}"
     if dtype != torch.float32:
         return f"{str(dtype).removeprefix('torch.')} is not float32"
@@ -64,8 +65,12 @@ def _why_no_card(device: torch.device) -> str:
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
+GIVEN = ("v_image", "v_alphas", "v_means2d")
+"""The names in ``frame.cuh`` of the gradients that a backward pass begins with."""
 ADDED_TO = ("viewmats", "Ks", "backgrounds")
 """Gradients that kernels add to, and that begin as zeros."""
+OUT = {name: f"out_{name}" for name in (*GRADIENTS, "means2d_abs")}
+"""Where ``frame.cuh`` has the addresses of gradients."""
 ON_SCREEN = ("means2d", "radii", "depths", "conics")
 
 
@@ -83,22 +88,21 @@ class Saved:
     """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
 
 
-def _give(frame: Any, splats: Splats) -> list[Tensor]:
-    """Tells the frame where the user's tensors are; those returned must live until the kernels are launched."""
+def _give(frame: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Tells the frame where tensors are; those returned must live until the kernels are launched.
+
+    Kernels read 16 bytes at once and no gaps: what does not lie like that is copied.
+    """
     copies: list[Tensor] = []
-    for name, tensor in zip(INPUTS, inputs_of(splats), strict=True):
-        if tensor is not None:
-            setattr(frame, name, _address(tensor, copies))
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is None:
+            continue
+        address = tensor.data_ptr()
+        if address % 16 or not tensor.is_contiguous():
+            copies.append(tensor.clone(memory_format=torch.contiguous_format))
+            address = copies[-1].data_ptr()
+        setattr(frame, name, address)
     return copies
-
-
-def _address(tensor: Tensor, copies: list[Tensor]) -> int:
-    """Where its numbers lie without gaps, from a place that 16 bytes can be read at; if need be in a copy."""
-    address = tensor.data_ptr()
-    if address % 16 == 0 and tensor.is_contiguous():
-        return address
-    copies.append(tensor.clone(memory_format=torch.contiguous_format))
-    return copies[-1].data_ptr()
 
 
 def _variant(splats: Splats, view: View, num_tiles: int, needs: frozenset[str] = frozenset()) -> Variant:
@@ -198,7 +202,7 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
     saved.memory, scratch = _room_for_lists(frame, plan.kept, device), _room_for_lists(frame, plan.now, device)
-    copies = _give(frame, splats)
+    copies = _give(frame, INPUTS, inputs_of(splats))
     for name in (*ON_SCREEN, "alphas", "tiles_per_splat"):
         setattr(frame, name, getattr(drawn, name).data_ptr())
     frame.image, frame.short_lists = drawn.colors.data_ptr(), short_lists
@@ -242,23 +246,20 @@ def backward(
         found["means2d"] = torch.empty_like(drawn.means2d)
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
-    copies = _give(frame, splats)
-    for name, tensor in (("v_image", v_colors), ("v_alphas", v_alphas), ("v_means2d", v_means2d)):
-        if tensor is not None:
-            setattr(frame, name, _address(tensor, copies))
+    copies = _give(frame, (*INPUTS, *GIVEN), (*inputs_of(splats), v_colors, v_alphas, v_means2d))
     for name in ON_SCREEN:
         setattr(frame, name, getattr(drawn, name).data_ptr())
     for name, tensor in found.items():
-        setattr(frame, f"out_{name}", tensor.data_ptr())
+        setattr(frame, OUT[name], tensor.data_ptr())
     frame.sums = None if sums is None else sums.data_ptr()
-    kernels = plan.backward if sums is None else plan.backward[1:]
-    program.launch(variant, kernels, frame, device)
+    program.launch(variant, plan.backward if sums is None else plan.backward[1:], frame, device)
+    del copies  # as in the forward pass
     return found
 
 
 def check_determinism(device: torch.device) -> None:
     """Says that gradients are sums in no fixed order where torch was told to be deterministic."""
-    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
+    if not room.is_card(device) or not torch.are_deterministic_algorithms_enabled():
         return
     message = (
         f"gradients of splatting on {device} are sums in no fixed order, and deterministic algorithms are asked for"

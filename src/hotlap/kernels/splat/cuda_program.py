@@ -113,5 +113,8 @@ def _loaded(device: int, variant: Variant, kernels: Kernels) -> tuple[Loaded, ..
 
 def launch(variant: Variant, kernels: Kernels, frame: Any, device: torch.device) -> None:
     """Runs kernels one after another on torch's stream; a grid without blocks is no launch."""
+    if torch.cuda.current_device() != device.index:  # kernels are loaded for the card that is the current one
+        with torch.cuda.device(device):
+            return launch(variant, kernels, frame, device)
     place = ctypes.c_void_p(ctypes.addressof(frame))
-    enqueue_all(_loaded(device.index, variant, kernels), ctypes.addressof(place), device.index)
+    return enqueue_all(_loaded(device.index, variant, kernels), ctypes.addressof(place), device.index)

@@ -102,9 +102,15 @@ def _steps(pairs: int) -> int:
 ROOM = Room()
 
 
+@functools.cache
+def is_card(device: torch.device) -> bool:
+    """Whether it is an NVIDIA card; asked once, for torch spells the type out each time."""
+    return device.type == "cuda"
+
+
 def capturing(device: torch.device) -> bool:
     """Whether the current stream records a CUDA graph, so that nothing may wait or ask."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return is_card(device) and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
@@ -118,7 +124,7 @@ def overflowed(device: torch.device) -> bool:
 
     The host waits for the card. Asking forgets it, and frames drawn or captured from then on have room enough.
     """
-    if device.type == "cuda" and device.index is None:
+    if is_card(device) and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     needed = int(needed_by_graphs(device)[1])
     if needed:
@@ -218,6 +224,6 @@ def _stream(index: int, handle: int) -> Any:
 
 
 def _make_slot(device: torch.device) -> Slot:
-    card = device.type == "cuda"
+    card = is_card(device)
     memory = torch.zeros(1, dtype=torch.int32, pin_memory=card)
     return Slot(memory, ctypes.c_int.from_address(memory.data_ptr()), torch.cuda.Event() if card else None)

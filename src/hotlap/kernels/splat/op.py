@@ -48,7 +48,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
     # The one that is preferred is asked first: to list what speaks against others takes the host longer.
     first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
     module = _implementation(IMPLS[0] if first else splat_choice(splats, view, impl).impl)
-    if not torch.is_grad_enabled() or not any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if not torch.is_grad_enabled() or True not in [tensor is not None and tensor.requires_grad for tensor in tensors]:
         drawn: Drawn = module.forward(splats, view)
         drawn.saved = None
         return drawn
