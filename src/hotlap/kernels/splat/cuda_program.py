@@ -104,6 +104,9 @@ def frame_type() -> Any:
 @functools.lru_cache(maxsize=256)
 def _loaded(device: int, variant: Variant, kernels: Kernels) -> tuple[Loaded, ...]:
     """The kernels, ready on a card, with their grids and the threads of their blocks."""
+    if torch.cuda.current_device() != device:  # they are loaded for the card that is the current one
+        with torch.cuda.device(device):
+            return _loaded(device, variant, kernels)
     return tuple(
         (load_function(device, variant.program(way_of(name)), name), (across, down, 1), variant.threads(name), 0)
         for name, across, down in kernels
@@ -113,8 +116,5 @@ def _loaded(device: int, variant: Variant, kernels: Kernels) -> tuple[Loaded, ..
 
 def launch(variant: Variant, kernels: Kernels, frame: Any, device: torch.device) -> None:
     """Runs kernels one after another on torch's stream; a grid without blocks is no launch."""
-    if torch.cuda.current_device() != device.index:  # kernels are loaded for the card that is the current one
-        with torch.cuda.device(device):
-            return launch(variant, kernels, frame, device)
     place = ctypes.c_void_p(ctypes.addressof(frame))
-    return enqueue_all(_loaded(device.index, variant, kernels), ctypes.addressof(place), device.index)
+    enqueue_all(_loaded(device.index, variant, kernels), ctypes.addressof(place), device.index)

@@ -52,8 +52,8 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         drawn: Drawn = module.forward(splats, view)
         drawn.saved = None
         return drawn
-    told = None if centers is None else weakref.ref(centers)
-    drawn = _drawn(_Frame.apply(module, view, splats, told, *tensors))
+    where = None if centers is None else weakref.ref(centers)
+    drawn = _drawn(_Frame.apply(module, view, splats, where, *tensors))
     drawn.means2d.retain_grad()
     return drawn
 
