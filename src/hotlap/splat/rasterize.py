@@ -67,10 +67,7 @@ def rasterize(
     ``backward()`` ``meta["means2d"].grad`` is the gradient on the screen and, with ``absgrad``, ``.absgrad`` its sum of
     absolute values, but not under ``torch.compile``.
     """
-    if others:
-        _check_others(others)
-    if channel_chunk < 1:
-        raise ConfigError(f"channel_chunk = {channel_chunk} is too small", expected="at least 1")
+    _check_others(channel_chunk, others)
     if render_mode in ("D", "ED"):
         colors, backgrounds, sh_degree = means.new_zeros(len(means), 0), None, None
     make = _view if torch.compiler.is_compiling() else _view_once
@@ -84,14 +81,9 @@ def rasterize(
     )  # fmt: skip
     if {tensor.dtype for tensor in inputs_of(splats) if tensor is not None} != FLOAT32:
         splats = _in_one_type(splats)
-    if sh_degree is not None or colors.shape[-1] <= channel_chunk:
-        drawn = splat(splats, view, impl)
-    else:
-        drawn = _draw_chunks(splats, view, channel_chunk, impl)
-    image = drawn.colors
-    if render_mode.endswith("ED"):
-        expected = image[..., -1:] / drawn.alphas.clamp(min=1e-10)
-        image = torch.cat([image[..., :-1], expected], dim=-1)
+    whole = sh_degree is not None or colors.shape[-1] <= channel_chunk
+    drawn = splat(splats, view, impl) if whole else _draw_chunks(splats, view, channel_chunk, impl)
+    image = _with_expected_depth(drawn) if render_mode.endswith("ED") else drawn.colors
     return image, drawn.alphas, _meta(drawn, view)
 
 
@@ -115,7 +107,9 @@ _view_once = lru_cache(maxsize=64)(_view)
 """Frames of one kind after another have the same view; only what passes is remembered."""
 
 
-def _check_others(others: dict[str, Any]) -> None:
+def _check_others(channel_chunk: int, others: dict[str, Any]) -> None:
+    if channel_chunk < 1:
+        raise ConfigError(f"channel_chunk = {channel_chunk} is too small", expected="at least 1")
     for name, value in others.items():
         if name in WITHOUT_EFFECT:
             continue
@@ -155,6 +149,12 @@ def _draw_chunks(splats: Splats, view: View, channel_chunk: int, impl: str) -> D
         centers = passes[0].means2d if passes else None
         passes.append(splat(replace(splats, **some), one, impl, centers=centers))
     return replace(passes[0], colors=torch.cat([drawn.colors for drawn in passes], dim=-1))
+
+
+def _with_expected_depth(drawn: Drawn) -> Tensor:
+    """The colours with the depth, their last channel, over alpha."""
+    expected = drawn.colors[..., -1:] / drawn.alphas.clamp(min=1e-10)
+    return torch.cat([drawn.colors[..., :-1], expected], dim=-1)
 
 
 def _meta(drawn: Drawn, view: View) -> dict[str, Any]:

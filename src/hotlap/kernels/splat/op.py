@@ -39,8 +39,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
     values over pixels. Both add up over passes. Where ``centers`` [C, N, 2] is given they become attributes of that.
     """
     tensors = inputs_of(splats)
-    _check_alike(tensors)
-    shapes = tuple([tensor if tensor is None else tensor.shape for tensor in tensors])
+    shapes, learns = _look_at(tensors)
     if torch.compiler.is_compiling():
         _check_sizes(view, shapes)
         return _drawn(splat_frame(*tensors, *flat_view(view), impl))
@@ -48,7 +47,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
     # The one that is preferred is asked first: to list what speaks against others takes the host longer.
     first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
     module = _implementation(IMPLS[0] if first else splat_choice(splats, view, impl).impl)
-    if not torch.is_grad_enabled() or True not in [tensor is not None and tensor.requires_grad for tensor in tensors]:
+    if not learns or not torch.is_grad_enabled():
         drawn: Drawn = module.forward(splats, view)
         drawn.saved = None
         return drawn
@@ -73,15 +72,21 @@ def _implementation(name: str) -> Any:
     return reference if name == "reference" else import_module(f"{PACKAGE}.{name}")
 
 
-def _check_alike(tensors: Sequence[Any]) -> None:
-    """Refuses tensors of several types or on several devices."""
-    means = tensors[0]
-    device, dtype = means.device, means.dtype
+def _look_at(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The shapes, None for what is not there, and whether a gradient is wanted; refuses several types or devices."""
+    device, dtype, learns = tensors[0].device, tensors[0].dtype, False
+    shapes: list[Any] = []
     for name, tensor in zip(INPUTS, tensors, strict=True):
-        if tensor is not None and (tensor.dtype != dtype or tensor.device != device):
-            raise _not_alike(name, tensor, means)
+        if tensor is None:
+            shapes.append(None)
+            continue
+        if tensor.dtype != dtype or tensor.device != device:
+            raise _not_alike(name, tensor, tensors[0])
+        shapes.append(tensor.shape)
+        learns = learns or tensor.requires_grad
     if not dtype.is_floating_point:
-        raise _not_alike("means", means, means)
+        raise _not_alike("means", tensors[0], tensors[0])
+    return tuple(shapes), learns
 
 
 def _check_sizes(view: View, shapes: Sequence[Any]) -> None:
