@@ -147,3 +147,32 @@ def test_kernels_are_loaded_where_their_card_is_the_current_one(monkeypatch):
     cuda_program.launch(Variant(channels=1, depth=False, sh_degree=None), (("splat_scan_kernel", 1, 1),), frame, card)
     cuda_program._loaded.cache_clear()
     assert seen == [(3, 3), 3] and current == [0]
+
+
+def test_a_count_is_marked_on_the_stream_that_is_the_current_one_of_its_card(monkeypatch):
+    handles, asked, card = [70], [], torch.device("cuda", 2)
+
+    class Event:
+        def __init__(self) -> None:
+            self.streams: list[str] = []
+
+        def record(self, stream: str) -> None:
+            self.streams.append(stream)
+
+    def current_stream(index: int) -> str:
+        asked.append(index)
+        return f"stream {handles[0]} of card {index}"
+
+    event, number = Event(), torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: handles[0], raising=False)
+    monkeypatch.setattr(cuda_room.Told, "_unread", [])
+    monkeypatch.setattr(cuda_room.Told, "_slots", {card: [cuda_room.Slot(number, ctypes.c_int(0), event)]})
+    cuda_room._stream.cache_clear()
+    told = cuda_room.Told(cuda_room.Key(card, 1, 70, 100), num_splats=1, capacity=1)
+    for handle in (70, 90, 70):
+        handles[0] = handle
+        told.record()
+    cuda_room._stream.cache_clear()
+    assert event.streams == [f"stream {handle} of card 2" for handle in (70, 90, 70)]
+    assert asked == [2, 2], "an object for each stream, made once"

@@ -14,7 +14,7 @@ from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
 from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Splats, View, inputs_of
 from hotlap.kernels.splat.op import splat
 
-FLOAT32 = {torch.float32}
+FLOAT32 = torch.float32
 RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
 RASTERIZE_MODES = ("classic", "antialiased")
 ONLY = {
@@ -79,7 +79,7 @@ def rasterize(
         means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=Ks,
         backgrounds=backgrounds,
     )  # fmt: skip
-    if {tensor.dtype for tensor in inputs_of(splats) if tensor is not None} != FLOAT32:
+    if [tensor for tensor in inputs_of(splats) if tensor is not None and tensor.dtype != FLOAT32]:
         splats = _in_one_type(splats)
     whole = sh_degree is not None or colors.shape[-1] <= channel_chunk
     drawn = splat(splats, view, impl) if whole else _draw_chunks(splats, view, channel_chunk, impl)
@@ -122,7 +122,7 @@ def _check_others(channel_chunk: int, others: dict[str, Any]) -> None:
 def _in_one_type(splats: Splats) -> Splats:
     """The tensors in the widest floating-point type among them, float32 at least."""
     tensors = dict(zip(INPUTS, inputs_of(splats), strict=True))
-    dtype = torch.float32
+    dtype = FLOAT32
     for name, tensor in tensors.items():
         if tensor is None:
             continue

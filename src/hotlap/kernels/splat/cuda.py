@@ -65,13 +65,14 @@ def _why_no_card(device: torch.device) -> str:
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
-GIVEN = ("v_image", "v_alphas", "v_means2d")
-"""The names in ``frame.cuh`` of the gradients that a backward pass begins with."""
+GIVEN = (*INPUTS, "v_image", "v_alphas", "v_means2d")
+"""What a backward pass begins with, as ``frame.cuh`` names it."""
 ADDED_TO = ("viewmats", "Ks", "backgrounds")
 """Gradients that kernels add to, and that begin as zeros."""
 OUT = {name: f"out_{name}" for name in (*GRADIENTS, "means2d_abs")}
 """Where ``frame.cuh`` has the addresses of gradients."""
 ON_SCREEN = ("means2d", "radii", "depths", "conics")
+RESULTS = (*ON_SCREEN, "tiles_per_splat", "alphas")
 
 
 @dataclass(eq=False)
@@ -179,9 +180,10 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
 
 def _room_for_frame(plan: Plan, saved: Saved) -> Drawn:
     """Memory for what users are given of a frame."""
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": plan.key.device}
-    whole: dict[str, Any] = {"dtype": torch.int32, "device": plan.key.device}
-    cameras, splats, height, width = plan.key.cameras, plan.num_splats, plan.key.height, plan.key.width
+    device, cameras, height, width = plan.key
+    splats = plan.num_splats
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return Drawn(
         colors=torch.empty(cameras, height, width, plan.channels, **floats),
         alphas=torch.empty(cameras, height, width, 1, **floats),
@@ -203,7 +205,7 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
     saved.memory, scratch = _room_for_lists(frame, plan.kept, device), _room_for_lists(frame, plan.now, device)
     copies = _give(frame, INPUTS, inputs_of(splats))
-    for name in (*ON_SCREEN, "alphas", "tiles_per_splat"):
+    for name in RESULTS:
         setattr(frame, name, getattr(drawn, name).data_ptr())
     frame.image, frame.short_lists = drawn.colors.data_ptr(), short_lists
     frame.told = None if told is None else told.address
@@ -246,7 +248,7 @@ def backward(
         found["means2d"] = torch.empty_like(drawn.means2d)
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
-    copies = _give(frame, (*INPUTS, *GIVEN), (*inputs_of(splats), v_colors, v_alphas, v_means2d))
+    copies = _give(frame, GIVEN, (*inputs_of(splats), v_colors, v_alphas, v_means2d))
     for name in ON_SCREEN:
         setattr(frame, name, getattr(drawn, name).data_ptr())
     for name, tensor in found.items():
