@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -37,26 +37,26 @@ def truth(case: SplatCase, device: torch.device):
     """What the reference draws in float64 and its gradients, and the pixels that rounding does not decide."""
     inputs = in_float64(case.make(device))
     decided = ~undecided(inputs, case.view, UNDECIDED[case.dtype])
-    draw = partial(splat, impl="reference")
-    want = outputs_and_grads(run_probed(draw, case, decided), with_probes(case, inputs))
+    want = drawn_and_grads("reference", case, inputs, decided)
     with torch.no_grad():
         return want, reference.forward(as_splats(inputs), case.view), decided
 
 
-def with_probes(case: SplatCase, inputs):
-    """The inputs, and the tensors whose gradients are those on the screen."""
-    shape = (case.cameras, case.splats, 2)
-    like = inputs["means"]
-    probes = {"means2d": like.new_zeros(shape), "means2d_abs": like.new_zeros(shape) if case.view.absgrad else None}
-    return inputs | probes
+def drawn_and_grads(impl: str, case: SplatCase, inputs, decided):
+    """What is drawn and every gradient, with those on the screen, by name."""
+    frames = []
 
+    def draw(splats, view):
+        frames.append(splat(splats, view, impl))
+        return frames[-1]
 
-def run_probed(draw, case: SplatCase, decided):
-    def run(inputs):
-        probed = partial(draw, probe=inputs["means2d"], probe_abs=inputs["means2d_abs"])
-        return run_frame(lambda splats, view: probed(splats, view), case.view, decided)(inputs)
-
-    return run
+    found = outputs_and_grads(run_frame(draw, case.view, decided), inputs)
+    on_screen = {
+        "grad means2d": frames[0].means2d.grad,
+        "grad means2d_abs": getattr(frames[0].means2d, "absgrad", None),
+    }
+    assert (on_screen["grad means2d_abs"] is None) == (not case.view.absgrad)
+    return found | {name: grad for name, grad in on_screen.items() if grad is not None}
 
 
 def skip_unless(impl: str, case: SplatCase, device: torch.device) -> None:
@@ -70,7 +70,7 @@ def check(case: SplatCase, impl: str, device: torch.device, truth_on: torch.devi
     skip_unless(impl, case, device)
     want, plain, decided = truth(case, truth_on)
     assert (~decided).float().mean() <= case.max_undecided
-    got = outputs_and_grads(run_probed(partial(splat, impl=impl), case, decided), with_probes(case, case.make(device)))
+    got = drawn_and_grads(impl, case, case.make(device), decided)
     assert {tensor.dtype for tensor in got.values()} == {case.dtype}
     assert disagreements(got, want, case.tolerance) == {}
     with torch.no_grad():
@@ -139,10 +139,10 @@ def test_the_reference_has_the_gradients_of_central_differences(case, name):
 
 def test_the_reference_does_not_depend_on_how_many_pixels_it_takes_at_once(monkeypatch):
     case = replace(PLAIN, options=EVERYTHING)
-    run = run_probed(partial(splat, impl="reference"), case, torch.ones(2, 19, 26, dtype=torch.bool))
-    whole = outputs_and_grads(run, with_probes(case, case.make(CPU)))
+    everywhere = torch.ones(2, 19, 26, dtype=torch.bool)
+    whole = drawn_and_grads("reference", case, case.make(CPU), everywhere)
     monkeypatch.setattr(reference, "CHUNK", 40 * 100)
-    parts = outputs_and_grads(run, with_probes(case, case.make(CPU)))
+    parts = drawn_and_grads("reference", case, case.make(CPU), everywhere)
     assert disagreements(parts, whole, 1e-12) == {}
 
 
@@ -167,13 +167,13 @@ def test_the_harmonics_are_orthonormal_with_the_signs_of_splat_files():
 def test_absolute_gradients_are_those_of_single_pixels_added_up(impl, device):
     case = SplatCase(splats=7, width=6, height=5, options={"absgrad": True})
     skip_unless(impl, case, device)
-    splats = as_splats(case.make(device))
+    splats = as_splats({n: None if t is None else t.requires_grad_() for n, t in case.make(device).items()})
     weights = torch.randn(1, 5, 6, 3, generator=torch.Generator().manual_seed(0)).to(device)
 
     def on_screen(weights):
-        probes = [splats.means.new_zeros(1, 7, 2).requires_grad_() for _ in range(2)]
-        splat(splats, case.view, impl, probe=probes[0], probe_abs=probes[1]).colors.backward(weights)
-        return [probe.grad for probe in probes]
+        drawn = splat(splats, case.view, impl)
+        drawn.colors.backward(weights)
+        return drawn.means2d.grad, drawn.means2d.absgrad
 
     whole, absolute = on_screen(weights)
     single = []
@@ -214,8 +214,7 @@ def test_the_cpu_gives_the_same_bits_for_any_number_of_threads():
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        run = run_probed(partial(splat, impl="cpu"), case, torch.ones(1, 90, 120, dtype=torch.bool))
-        found.append(outputs_and_grads(run, with_probes(case, case.make(CPU))))
+        found.append(drawn_and_grads("cpu", case, case.make(CPU), torch.ones(1, 90, 120, dtype=torch.bool)))
     for other in found[1:]:
         assert [name for name in found[0] if not torch.equal(found[0][name], other[name])] == []
 
@@ -264,10 +263,9 @@ def test_the_operator_is_what_it_tells_the_compiler(device):
     case = SplatCase(splats=5, cameras=2, options=EVERYTHING)
     inputs = case.make(device) | {"backgrounds": None}
     tensors = [None if inputs[name] is None else inputs[name].requires_grad_() for name in NAMES]
-    probes = [torch.zeros(2, 5, 2, device=device, requires_grad=True) for _ in range(2)]
     found = torch.library.opcheck(
         splat_frame,
-        (*tensors, *probes, *flat_view(case.view), "auto"),
+        (*tensors, *flat_view(case.view), "auto"),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
     assert set(found.values()) == {"SUCCESS"}

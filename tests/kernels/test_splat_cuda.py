@@ -65,7 +65,7 @@ def on_host(host, monkeypatch):
 
     def install(without: str = "") -> None:
         def launch(variant: Variant, kernels, frame: ctypes.Structure, device: torch.device) -> None:
-            for name, grid in kernels.items():
+            for name, *grid in kernels:
                 way = cuda_program.way_of(name)
                 library = host(variant, way, without if way == "fwd" else "")
                 assert library.frame_bytes() == ctypes.sizeof(frame)
@@ -174,7 +174,7 @@ def test_kernels_are_launched_in_order_with_their_frame_and_none_without_blocks(
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
     monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: f"{name} on {index}")
-    kernels = {"splat_scan_kernel": (1, 1), "splat_pair_kernel": (0, 3), "splat_blend_fwd_kernel": (7, 2)}
+    kernels = (("splat_scan_kernel", 1, 1), ("splat_pair_kernel", 0, 3), ("splat_blend_fwd_kernel", 7, 2))
     cuda_program.launch(PLAIN, kernels, frame_with(num_splats=9, means=96), torch.device("cuda", 5))
     assert asked == [
         ("splat_scan_kernel on 5", [1, 1, 1, 1024, 1, 1, 0], 1005, 9, 96),
@@ -196,7 +196,7 @@ def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
     blocks = -(-len(counts) // 8) if short_lists else len(counts)
-    cuda_program.launch(PLAIN, {"splat_sort_kernel": (blocks, 1)}, frame_with(**frame), CPU)
+    cuda_program.launch(PLAIN, (("splat_sort_kernel", blocks, 1),), frame_with(**frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)
@@ -230,7 +230,7 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda_program.launch(PLAIN, {"splat_scan_kernel": (1, 1)}, frame_with(**frame), CPU)
+    cuda_program.launch(PLAIN, (("splat_scan_kernel", 1, 1),), frame_with(**frame), CPU)
     total = int(counts.sum())
     assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
     assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hotlap
-from hotlap.base.errors import ConfigError, UnknownName
+from hotlap.base.errors import ConfigError, ShapeError, UnknownName
 from hotlap.kernels.splat.cases import SplatCase, as_splats
 from hotlap.kernels.splat.op import splat
 from hotlap.splat import rasterize
@@ -147,15 +147,19 @@ def test_the_expected_depth_where_nothing_is_drawn_is_0_with_gradients_of_0(devi
 def test_many_channels_are_drawn_in_passes(options, device):
     case = SplatCase(splats=40, channels=11, background=True, by_camera=True, cameras=2)
     inputs = learning(case, device)
-    whole, one_alphas, _ = draw(inputs, case, **options)
+    whole, one_alphas, one_meta = draw(inputs, case, **options)
     parts, alphas, meta = draw(inputs, case, channel_chunk=4, **options)
     assert torch.equal(parts, whole) and torch.equal(alphas, one_alphas)
     weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(0)).to(device)
-    want = grads_of((whole * weights).sum(), inputs)
-    (parts * weights).sum().backward()
-    for name, grad in want.items():
-        torch.testing.assert_close(inputs[name].grad, grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())
-    assert meta["means2d"].grad.abs().sum() > 0
+    found = []
+    for picture, known in ((whole, one_meta), (parts, meta)):
+        (picture * weights).sum().backward()
+        found.append({name: tensor.grad for name, tensor in (inputs | {"means2d": known["means2d"]}).items()})
+        for tensor in inputs.values():
+            tensor.grad = None
+    for name, grad in found[0].items():
+        assert grad.abs().sum() > 0
+        torch.testing.assert_close(found[1][name], grad, rtol=1e-4, atol=1e-4 * grad.abs().max().item())
 
 
 def test_the_gradient_on_the_screen_is_where_gsplat_has_it(device):
@@ -185,6 +189,28 @@ def test_a_loss_on_the_centres_reaches_the_splats_and_their_gradient(device):
         apart.append((fresh["means"].grad, meta["means2d"].grad))
     torch.testing.assert_close(apart[0][0] + apart[1][0], both, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(apart[0][1] + apart[1][1], from_both)
+
+
+def test_gradients_on_the_screen_are_made_by_backward_alone_and_add_up(device):
+    inputs = learning(CASE, device)
+    colors, _, meta = draw(inputs, CASE, absgrad=True)
+    centers = meta["means2d"]
+    torch.autograd.grad(colors.sum(), list(inputs.values()), retain_graph=True)
+    assert centers.grad is None and not hasattr(centers, "absgrad")
+    colors.sum().backward(retain_graph=True)
+    once, absolute = centers.grad.clone(), centers.absgrad.clone()
+    colors.sum().backward()
+    torch.testing.assert_close(centers.grad, 2 * once, rtol=1e-4, atol=1e-4 * once.abs().max().item())
+    torch.testing.assert_close(centers.absgrad, 2 * absolute, rtol=1e-4, atol=1e-4 * absolute.max().item())
+    assert all(tensor.grad.isfinite().all() for tensor in inputs.values())
+
+
+def test_gradients_of_gradients_are_refused(device):
+    inputs = learning(CASE, device)
+    colors, _, _ = draw(inputs, CASE)
+    (grad,) = torch.autograd.grad(colors.sin().sum(), inputs["means"], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -340,13 +366,22 @@ def test_compiles_whole_with_its_gradients(device):
         ({"camera_model": "fisheye"}, ConfigError, r"camera_model = 'fisheye' is not supported\. Expected 'pinhole'"),
         ({"sparse_grad": True}, ConfigError, r"sparse_grad = True is not supported\. Expected False"),
         ({"width": 0}, ConfigError, "width = 0 is too small"),
+        ({"width": 37.0}, TypeError, "'float' object cannot be interpreted as an integer"),
+        ({"near_plane": float("nan")}, ConfigError, "near = nan and far"),
+        (
+            {"viewmats": torch.zeros(3, 4, 4)},
+            ShapeError,
+            r"Ks must be \[C, 3, 3\], got \[2, 3, 3\] \(bound: N=40, C=3\)",
+        ),
         ({"colors": torch.zeros(40, 3, dtype=torch.uint8)}, ConfigError, "colors is uint8"),
         ({"colours": 1}, TypeError, "unexpected keyword argument 'colours'"),
     ],
 )
-def test_wrong_arguments_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        draw(CASE.make(CPU), CASE, **options)
+def test_wrong_arguments_are_named_at_every_call(options, error, message):
+    draw(CASE.make(CPU), CASE)
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            draw(CASE.make(CPU), CASE, **options)
 
 
 def test_arguments_of_gsplat_that_ask_for_nothing_else_are_taken():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
+from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
-from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View
+from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Splats, View, inputs_of
 from hotlap.kernels.splat.op import splat
 
+FLOAT32 = torch.float32
 RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
 RASTERIZE_MODES = ("classic", "antialiased")
 ONLY = {
@@ -62,36 +64,50 @@ def rasterize(
     splat with a number that is not finite on the screen, or a quaternion of 0, is not drawn, and its gradients are 0.
 
     ``meta`` has means2d, radii, depths, conics, tiles_per_gauss and more, as gsplat's when it is not packed. After a
-    backward pass ``meta["means2d"].grad`` is the gradient on the screen and, with ``absgrad``, ``.absgrad`` its sum of
+    ``backward()`` ``meta["means2d"].grad`` is the gradient on the screen and, with ``absgrad``, ``.absgrad`` its sum of
     absolute values, but not under ``torch.compile``.
     """
-    _check_modes(render_mode, rasterize_mode, channel_chunk, others)
-    depth = render_mode != "RGB"
+    _check_others(channel_chunk, others)
     if render_mode in ("D", "ED"):
         colors, backgrounds, sh_degree = means.new_zeros(len(means), 0), None, None
-    tensors = _in_one_type(
+    make = _view if torch.compiler.is_compiling() else _view_once
+    view = make(
+        render_mode, rasterize_mode, index(width), index(height), float(near_plane), float(far_plane), float(eps2d),
+        float(radius_clip), sh_degree, raw, absgrad,
+    )  # fmt: skip
+    splats = Splats(
         means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=Ks,
         backgrounds=backgrounds,
     )  # fmt: skip
-    view = View(
-        width=width, height=height, near=near_plane, far=far_plane, eps2d=eps2d, radius_clip=radius_clip,
-        antialiased=rasterize_mode == "antialiased", sh_degree=sh_degree, raw=raw, depth=depth, absgrad=absgrad,
-    )  # fmt: skip
-    drawn = _draw(tensors, view, channel_chunk, impl)
-    image = drawn.colors
-    if render_mode.endswith("ED"):
-        expected = image[..., -1:] / drawn.alphas.clamp(min=1e-10)
-        image = torch.cat([image[..., :-1], expected], dim=-1)
+    if [tensor for tensor in inputs_of(splats) if tensor is not None and tensor.dtype != FLOAT32]:
+        splats = _in_one_type(splats)
+    whole = sh_degree is not None or colors.shape[-1] <= channel_chunk
+    drawn = splat(splats, view, impl) if whole else _draw_chunks(splats, view, channel_chunk, impl)
+    image = _with_expected_depth(drawn) if render_mode.endswith("ED") else drawn.colors
     return image, drawn.alphas, _meta(drawn, view)
 
 
-def _check_modes(render_mode: str, rasterize_mode: str, channel_chunk: int, others: dict[str, Any]) -> None:
+def _view(
+    render_mode: str, rasterize_mode: str, width: int, height: int, near: float, far: float, eps2d: float,
+    radius_clip: float, sh_degree: int | None, raw: bool, absgrad: bool,
+) -> View:  # fmt: skip
     for name, value, known in (
         ("render_mode", render_mode, RENDER_MODES),
         ("rasterize_mode", rasterize_mode, RASTERIZE_MODES),
     ):
         if value not in known:
             raise UnknownName(f"unknown {name} {value!r}", remedy=did_you_mean(value, known))
+    return View(
+        width=width, height=height, near=near, far=far, eps2d=eps2d, radius_clip=radius_clip, sh_degree=sh_degree,
+        antialiased=rasterize_mode == "antialiased", raw=raw, depth=render_mode != "RGB", absgrad=absgrad,
+    )  # fmt: skip
+
+
+_view_once = lru_cache(maxsize=64)(_view)
+"""Frames of one kind after another have the same view; only what passes is remembered."""
+
+
+def _check_others(channel_chunk: int, others: dict[str, Any]) -> None:
     if channel_chunk < 1:
         raise ConfigError(f"channel_chunk = {channel_chunk} is too small", expected="at least 1")
     for name, value in others.items():
@@ -103,11 +119,12 @@ def _check_modes(render_mode: str, rasterize_mode: str, channel_chunk: int, othe
             raise ConfigError(f"{name} = {value!r} is not supported", expected=repr(ONLY[name]))
 
 
-def _in_one_type(**tensors: Tensor | None) -> dict[str, Tensor | None]:
+def _in_one_type(splats: Splats) -> Splats:
     """The tensors in the widest floating-point type among them, float32 at least."""
-    dtype = torch.float32
+    tensors = dict(zip(INPUTS, inputs_of(splats), strict=True))
+    dtype = FLOAT32
     for name, tensor in tensors.items():
-        if tensor is None or tensor.dtype == torch.float32:
+        if tensor is None:
             continue
         if not tensor.is_floating_point():
             raise ConfigError(
@@ -115,60 +132,29 @@ def _in_one_type(**tensors: Tensor | None) -> dict[str, Tensor | None]:
             )
         if tensor.dtype == torch.float64:
             dtype = torch.float64
-    return {name: t if t is None or t.dtype == dtype else t.to(dtype) for name, t in tensors.items()}
+    found: dict[str, Any] = {name: t if t is None else t.to(dtype) for name, t in tensors.items()}
+    return Splats(**found)
 
 
-def _draw(tensors: dict[str, Any], view: View, channel_chunk: int, impl: str) -> Drawn:
-    """The frames, in several passes if there are more colours than one pass takes."""
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors.values())
-    probes: list[Tensor | None] = [None, None]
-    if learns and not torch.compiler.is_compiling():
-        probes = [_probe(tensors), _probe(tensors) if view.absgrad else None]
-    num_colors = tensors["colors"].shape[-1]
-    if view.sh_degree is not None or num_colors <= channel_chunk:
-        drawn = splat(Splats(**tensors), view, impl, probe=probes[0], probe_abs=probes[1])
-    else:
-        drawn = _draw_chunks(tensors, view, channel_chunk, impl, probes)
-    for name, probe in zip(("grad", "absgrad"), probes, strict=True):
-        if probe is not None:
-            _hand_over(probe, drawn.means2d, name)
-    return drawn
-
-
-def _probe(tensors: dict[str, Any]) -> Tensor:  # [C, N, 2]
-    """A tensor that has a gradient and, as nobody reads it, a single number."""
-    means, num_cameras = tensors["means"], tensors["viewmats"].shape[0]
-    return means.new_empty_strided((num_cameras, means.shape[0], 2), (0, 0, 0), requires_grad=True)
-
-
-def _draw_chunks(
-    tensors: dict[str, Any], view: View, channel_chunk: int, impl: str, probes: list[Tensor | None]
-) -> Drawn:
-    passes = []
-    starts = range(0, tensors["colors"].shape[-1], channel_chunk)
+def _draw_chunks(splats: Splats, view: View, channel_chunk: int, impl: str) -> Drawn:
+    """The frames in several passes, whose gradients on the screen are added up."""
+    passes: list[Drawn] = []
+    starts = range(0, splats.colors.shape[-1], channel_chunk)
     for start in starts:
-        some = {
-            name: tensors[name] if tensors[name] is None else tensors[name][..., start : start + channel_chunk]
-            for name in ("colors", "backgrounds")
+        some: dict[str, Any] = {
+            name: tensor if tensor is None else tensor[..., start : start + channel_chunk]
+            for name, tensor in (("colors", splats.colors), ("backgrounds", splats.backgrounds))
         }
         one = replace(view, depth=view.depth and start == starts[-1])
-        passes.append(splat(Splats(**(tensors | some)), one, impl, probe=probes[0], probe_abs=probes[1]))
+        centers = passes[0].means2d if passes else None
+        passes.append(splat(replace(splats, **some), one, impl, centers=centers))
     return replace(passes[0], colors=torch.cat([drawn.colors for drawn in passes], dim=-1))
 
 
-def _hand_over(probe: Tensor, means2d: Tensor, name: str) -> None:
-    """Lets the gradient of ``probe`` become an attribute of ``means2d``, where gsplat's users look for it."""
-    if name == "grad":
-        means2d.retain_grad()
-    target = weakref.ref(means2d)
-
-    def hand_over(leaf: Tensor) -> None:
-        centers = target()
-        if centers is not None:
-            setattr(centers, name, leaf.grad)
-        leaf.grad = None
-
-    probe.register_post_accumulate_grad_hook(hand_over)
+def _with_expected_depth(drawn: Drawn) -> Tensor:
+    """The colours with the depth, their last channel, over alpha."""
+    expected = drawn.colors[..., -1:] / drawn.alphas.clamp(min=1e-10)
+    return torch.cat([drawn.colors[..., :-1], expected], dim=-1)
 
 
 def _meta(drawn: Drawn, view: View) -> dict[str, Any]:

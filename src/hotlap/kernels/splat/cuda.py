@@ -5,14 +5,15 @@ without gradients or is one of the first of its size; cuda.md says exactly when,
 out to have had too little room. While a CUDA graph is captured nothing waits at all: see :func:`overflowed`.
 
 A small frame takes the host longer than the card, and most of the host's time is operations of torch. So memory is
-asked for in few pieces, and the kernels are told addresses in them.
+asked for in few pieces, the kernels are told addresses in them, and what frames have in common is worked out once: see
+:mod:`~hotlap.kernels.splat.cuda_plan`.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,10 @@ from hotlap.base.errors import UsageError
 from hotlap.kernels.nvrtc import why_no_compiler
 from hotlap.kernels.splat import cuda_program as program
 from hotlap.kernels.splat import cuda_room as room
-from hotlap.kernels.splat.cuda_program import THREADS, Variant, frame_type
+from hotlap.kernels.splat.cuda_plan import Layout, Plan, plan_frame
+from hotlap.kernels.splat.cuda_program import Variant, frame_type
 from hotlap.kernels.splat.cuda_room import overflowed as overflowed
-from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View
+from hotlap.kernels.splat.frame import GRADIENTS, INPUTS, Drawn, Splats, View, inputs_of
 
 MAX_CHANNELS = 40
 """A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
@@ -43,7 +45,7 @@ def why_not(splats: Splats, view: View) -> str:
     """Why this implementation cannot draw such splats; '' if it can."""
     device, dtype, num_splats = splats.means.device, splats.means.dtype, len(splats.means)
     channels = (3 if view.sh_degree is not None else splats.colors.shape[-1]) + view.depth
-    if device.type != "cuda":
+    if not room.is_card(device):
         return f"the tensors are on {device.type}"
     if dtype != torch.float32:
         return f"{str(dtype).removeprefix('torch.')} is not float32"
@@ -63,59 +65,45 @@ def _why_no_card(device: torch.device) -> str:
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
-INPUTS = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds")
+GIVEN = (*INPUTS, "v_image", "v_alphas", "v_means2d")
+"""What a backward pass begins with, as ``frame.cuh`` names it."""
+ADDED_TO = ("viewmats", "Ks", "backgrounds")
+"""Gradients that kernels add to, and that begin as zeros."""
+OUT = {name: f"out_{name}" for name in (*GRADIENTS, "means2d_abs")}
+"""Where ``frame.cuh`` has the addresses of gradients."""
 ON_SCREEN = ("means2d", "radii", "depths", "conics")
-IN_PLACE = nullcontext()
+RESULTS = (*ON_SCREEN, "tiles_per_splat", "alphas")
 
 
-@dataclass
+@dataclass(eq=False)
 class Saved:
     """What the backward pass needs of a frame."""
 
-    frame: Any
-    """As the kernels of the forward pass were given it; addresses of the user's tensors and of results may be old."""
-    key: room.Key
-    """Which frames need about the same room."""
+    plan: Plan
+    """How it was drawn."""
     told: room.Told | None
     """Who knows whether the pairs fitted; None: they did, or a graph was captured."""
+    frame: Any = None
+    """As the kernels of the forward pass were given it; addresses of the user's tensors and of results may be old."""
     memory: Tensor | None = None
     """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
 
 
-def _give(frame: Any, splats: Splats) -> list[Tensor]:
-    """Tells the frame where the user's tensors are; those returned must live until the kernels are launched."""
-    given = []
-    for name in INPUTS:
-        tensor = getattr(splats, name)
-        if tensor is not None:
-            given.append(_aligned(tensor))
-            setattr(frame, name, given[-1].data_ptr())
-    return given
+def _give(frame: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Tells the frame where tensors are; those returned must live until the kernels are launched.
 
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The same numbers without gaps, from an address that 16 bytes can be read at."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
-
-
-def _numbers(splats: Splats, view: View) -> Any:
-    """A frame with its sizes and options, and without an address."""
-    sh, frame = view.sh_degree is not None, frame_type()()
-    frame.num_splats, frame.num_cameras = splats.means.shape[0], splats.viewmats.shape[0]
-    # Users' sizes and flags may be NumPy's, which the structure does not take.
-    frame.width, frame.height = int(view.width), int(view.height)
-    frame.tiles_x, frame.tiles_y = -(-frame.width // TILE), -(-frame.height // TILE)
-    frame.coefficients = splats.colors.shape[1] if sh else 0
-    frame.colors_by_camera = not sh and splats.colors.dim() == 3
-    frame.raw, frame.antialiased = int(view.raw), int(view.antialiased)
-    frame.near_depth, frame.far_depth = view.near, min(view.far, 3.4e38)
-    frame.eps2d, frame.radius_clip = view.eps2d, view.radius_clip
-    return frame
-
-
-def _num_tiles(frame: Any) -> int:
-    return int(frame.num_cameras * frame.tiles_x * frame.tiles_y)
+    Kernels read 16 bytes at once and no gaps: what does not lie like that is copied.
+    """
+    copies: list[Tensor] = []
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is None:
+            continue
+        address = tensor.data_ptr()
+        if address % 16 or not tensor.is_contiguous():
+            copies.append(tensor.clone(memory_format=torch.contiguous_format))
+            address = copies[-1].data_ptr()
+        setattr(frame, name, address)
+    return copies
 
 
 def _variant(splats: Splats, view: View, num_tiles: int, needs: frozenset[str] = frozenset()) -> Variant:
@@ -161,104 +149,81 @@ def forward_ahead(splats: Splats, view: View) -> Drawn:
 
 def _begin(splats: Splats, view: View) -> Drawn:
     """One attempt at a frame, with the room that is known."""
-    device, num_splats = splats.means.device, splats.means.shape[0]
+    device = splats.means.device
     key = room.Key(device, splats.viewmats.shape[0], view.height, view.width)
     captured = room.capturing(device)
     if not captured:
         room.Told.read_those_there(device)
-    capacity = room.ROOM.of(key, num_splats)
-    told = None if captured else room.Told(key, num_splats, capacity)
-    frame = _numbers(splats, view)
-    variant = _variant(splats, view, _num_tiles(frame))
-    drawn = _room_for_frame(key, num_splats, variant, Saved(frame, key, told))
-    _draw(splats, variant, drawn, capacity)
+    plan = _plan(splats, view, key)
+    told = None if captured else room.Told(key, splats.means.shape[0], plan.capacity)
+    drawn = _room_for_frame(plan, Saved(plan, told))
+    _draw(splats, view, drawn)
     return drawn
+
+
+def _plan(splats: Splats, view: View, key: room.Key) -> Plan:
+    num_splats = splats.means.shape[0]
+    return plan_frame(view, key, num_splats, splats.colors.shape, room.ROOM.of(key, num_splats))
 
 
 def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
     """Waits for the count of pairs; draws again, with more room and into the same tensors, until all have fitted."""
-    told = drawn.saved.told
-    while told is not None and not told.wait():
-        told.warn()
-        capacity = room.ROOM.of(told.key, told.num_splats)
-        told = drawn.saved.told = room.Told(told.key, told.num_splats, capacity)
-        _draw(splats, _variant(splats, view, _num_tiles(drawn.saved.frame)), drawn, capacity)
-    drawn.saved.told = None
+    saved: Saved = drawn.saved
+    while saved.told is not None and not saved.told.wait():
+        saved.told.warn()
+        key, num_splats = saved.told.key, saved.told.num_splats
+        saved.plan = _plan(splats, view, key)
+        saved.told = room.Told(key, num_splats, saved.plan.capacity)
+        _draw(splats, view, drawn)
+    saved.told = None
 
 
-def _room_for_frame(key: room.Key, num_splats: int, variant: Variant, saved: Saved) -> Drawn:
+def _room_for_frame(plan: Plan, saved: Saved) -> Drawn:
     """Memory for what users are given of a frame."""
-    device, num_cameras, height, width = key
+    device, cameras, height, width = plan.key
+    splats = plan.num_splats
     floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
     whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return Drawn(
-        colors=torch.empty(num_cameras, height, width, variant.channels + variant.depth, **floats),
-        alphas=torch.empty(num_cameras, height, width, 1, **floats),
-        means2d=torch.empty(num_cameras, num_splats, 2, **floats),
-        radii=torch.empty(num_cameras, num_splats, 2, **whole),
-        depths=torch.empty(num_cameras, num_splats, **floats),
-        conics=torch.empty(num_cameras, num_splats, 3, **floats),
-        tiles_per_splat=torch.empty(num_cameras, num_splats, **whole),
+        colors=torch.empty(cameras, height, width, plan.channels, **floats),
+        alphas=torch.empty(cameras, height, width, 1, **floats),
+        means2d=torch.empty(cameras, splats, 2, **floats),
+        radii=torch.empty(cameras, splats, 2, **whole),
+        depths=torch.empty(cameras, splats, **floats),
+        conics=torch.empty(cameras, splats, 3, **floats),
+        tiles_per_splat=torch.empty(cameras, splats, **whole),
         saved=saved,
     )
 
 
-def _draw(splats: Splats, variant: Variant, drawn: Drawn, capacity: int) -> None:
+def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     """Fills a frame's tensors. What only this needs is free for others as soon as it is done."""
-    device, saved, frame = splats.means.device, drawn.saved, drawn.saved.frame
-    num_tiles, told, most = _num_tiles(frame), saved.told, room.ROOM.most(saved.key)
-    given, scratch = _give(frame, splats), _room_for_lists(frame, saved, variant, capacity, device)
-    for name in (*ON_SCREEN, "alphas", "tiles_per_splat"):
+    saved: Saved = drawn.saved
+    plan, told, device = saved.plan, saved.told, splats.means.device
+    most = room.ROOM.most(plan.key)
+    short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
+    frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
+    saved.memory, scratch = _room_for_lists(frame, plan.kept, device), _room_for_lists(frame, plan.now, device)
+    copies = _give(frame, INPUTS, inputs_of(splats))
+    for name in RESULTS:
         setattr(frame, name, getattr(drawn, name).data_ptr())
-    frame.image, frame.capacity = drawn.colors.data_ptr(), capacity
-    frame.needed = room.needed_by_graphs(device).data_ptr()
+    frame.image, frame.short_lists = drawn.colors.data_ptr(), short_lists
     frame.told = None if told is None else told.address
-    frame.short_lists = short_lists = most is not None and most <= SHORT_LISTS * num_tiles
-    blocks = -(-frame.num_splats // THREADS["splat_project_fwd_kernel"]), frame.num_cameras  # of the pairs' kernel too
-    first = {
-        "splat_clear_kernel": (-(-num_tiles // THREADS["splat_clear_kernel"]), 1),
-        "splat_project_fwd_kernel": blocks,
-        "splat_scan_kernel": (1, 1),
-    }
-    lists = -(-num_tiles // (THREADS["splat_sort_kernel"] // 32)) if short_lists else num_tiles
-    others = {"splat_pair_kernel": blocks, "splat_sort_kernel": (lists, 1), "splat_blend_fwd_kernel": (num_tiles, 1)}
-    with _on(device):
-        program.launch(variant, first, frame, device)
-        if told is not None:
-            told.record()
-        program.launch(variant, others, frame, device)
-    del given, scratch  # torch gives their memory to nobody who is not behind the kernels in the stream
+    variant = _variant(splats, view, plan.num_tiles)
+    program.launch(variant, plan.first, frame, device)
+    if told is not None:
+        told.record()
+    program.launch(variant, plan.short if short_lists else plan.long, frame, device)
+    del copies, scratch  # torch gives their memory to nobody who is not behind the kernels in the stream
 
 
-def _room_for_lists(frame: Any, saved: Saved, variant: Variant, capacity: int, device: torch.device) -> Tensor:
-    """Tells the frame where its lists are; those for the backward pass are saved, those for now are returned."""
-    rows, pixels = frame.num_cameras * frame.num_splats, frame.num_cameras * frame.width * frame.height
-    num_tiles = _num_tiles(frame)
-    shade = rows * 4 if variant.sh_degree is not None else rows
-    kept = {"shade": shade, "light": pixels, "lasts": pixels, "order": num_tiles, "ranges": num_tiles + 1}
-    now = {"keys": 2 * capacity, "keys_spare": 2 * capacity, "reached": rows, "cursors": num_tiles}
-    saved.memory = _lay_out(frame, kept | {"ids": capacity}, device)
-    return _lay_out(frame, now, device)
-
-
-def _lay_out(frame: Any, sizes: dict[str, int], device: torch.device) -> Tensor:
-    """One piece of memory for several lists of so many numbers of 4 bytes; the frame is told where each begins."""
-    places, end = {}, 0
-    for name, size in sizes.items():
-        places[name] = end
-        end += (size + 3) & ~3  # 16 bytes can be read at the beginning of each
-    memory = torch.empty(end, dtype=torch.int32, device=device)
+def _room_for_lists(frame: Any, layout: Layout, device: torch.device) -> Tensor:
+    """The memory of lists; the frame is told where each begins."""
+    memory = torch.empty(layout.size, dtype=torch.int32, device=device)
     address = memory.data_ptr()
-    for name, place in places.items():
-        setattr(frame, name, address + 4 * place)
+    for name, place in layout.places:
+        setattr(frame, name, address + place)
     return memory
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, the card is the current one."""
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        return IN_PLACE
-    return torch.cuda.device(device)
 
 
 def backward(
@@ -273,40 +238,30 @@ def backward(
     """The gradients asked for, by name; ``means2d`` is that of the blending alone, without ``v_means2d``."""
     device = splats.means.device
     check_determinism(device)
-    if not room.capturing(device):
+    if drawn.saved.told is not None and not room.capturing(device):
         _complete(splats, view, drawn)
+    plan: Plan = drawn.saved.plan
     frame = frame_type().from_buffer_copy(drawn.saved.frame)
-    num_tiles = _num_tiles(frame)
-    variant = _variant(splats, view, num_tiles, needs)
+    variant = _variant(splats, view, plan.num_tiles, needs)
     found, sums = _room_for_gradients(splats, variant, needs)
     if "means2d" in needs:
         found["means2d"] = torch.empty_like(drawn.means2d)
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
-    given, told = _give(frame, splats), {"v_image": v_colors, "v_alphas": v_alphas, "v_means2d": v_means2d}
-    for name, tensor in told.items():
-        if tensor is not None:
-            given.append(_aligned(tensor))
-            setattr(frame, name, given[-1].data_ptr())
+    copies = _give(frame, GIVEN, (*inputs_of(splats), v_colors, v_alphas, v_means2d))
     for name in ON_SCREEN:
         setattr(frame, name, getattr(drawn, name).data_ptr())
     for name, tensor in found.items():
-        setattr(frame, f"out_{name}", tensor.data_ptr())
+        setattr(frame, OUT[name], tensor.data_ptr())
     frame.sums = None if sums is None else sums.data_ptr()
-    to_clear = 4 * frame.num_splats if sums is None else 0
-    kernels = {
-        "splat_clear_bwd_kernel": (-(-to_clear // THREADS["splat_clear_bwd_kernel"]), 1),
-        "splat_blend_bwd_kernel": (num_tiles, 1),
-        "splat_project_bwd_kernel": (-(-frame.num_splats // THREADS["splat_project_bwd_kernel"]), 1),
-    }
-    with _on(device):
-        program.launch(variant, kernels, frame, device)
+    program.launch(variant, plan.backward if sums is None else plan.backward[1:], frame, device)
+    del copies  # as in the forward pass
     return found
 
 
 def check_determinism(device: torch.device) -> None:
     """Says that gradients are sums in no fixed order where torch was told to be deterministic."""
-    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
+    if not room.is_card(device) or not torch.are_deterministic_algorithms_enabled():
         return
     message = (
         f"gradients of splatting on {device} are sums in no fixed order, and deterministic algorithms are asked for"
@@ -327,14 +282,13 @@ def _room_for_gradients(
     With one camera the sums have no memory of their own if that of the gradients made from them will do; the first
     kernel clears it.
     """
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": splats.means.device}
     num_cameras, num_splats = splats.viewmats.shape[0], splats.means.shape[0]
     found: dict[str, Tensor] = {}
     sums = None
     if num_cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
-        sums = torch.zeros(num_cameras, num_splats, variant.sums, **floats)
+        sums = splats.means.new_zeros(num_cameras, num_splats, variant.sums)
     for name in INPUTS:
         if name in needs:
-            kind = torch.zeros if name in ("viewmats", "Ks", "backgrounds") else torch.empty
-            found[name] = kind(getattr(splats, name).shape, **floats)
+            kind = torch.zeros_like if name in ADDED_TO else torch.empty_like
+            found[name] = kind(getattr(splats, name), memory_format=torch.contiguous_format)
     return found, sums

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hotlap.kernels.launch import enqueue_all
+from hotlap.kernels.launch import Loaded, enqueue_all
 from hotlap.kernels.nvrtc import Program, load_function
 from hotlap.kernels.splat.frame import TILE
 
@@ -31,7 +30,8 @@ THREADS = {
     "splat_project_bwd_kernel": 128,
 }
 """Of a block, as in the sources; those of the blending kernels depend on the variant."""
-KERNELS = (*THREADS, "splat_blend_fwd_kernel", "splat_blend_bwd_kernel")
+Kernels = tuple[tuple[str, int, int], ...]
+"""The names of kernels that run one after another, each with the blocks of its grid, across and down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,23 +101,20 @@ def frame_type() -> Any:
     return type("Frame", (ctypes.Structure,), {"_fields_": fields})
 
 
-@functools.cache
-def _loaded(device: int, variant: Variant, way: str) -> dict[str, tuple[Any, int]]:
-    """The kernels of one way, ready on a card, each with the threads of its blocks, by name."""
-    names = (name for name in KERNELS if way_of(name) == way)
-    return {name: (load_function(device, variant.program(way), name), variant.threads(name)) for name in names}
+@functools.lru_cache(maxsize=256)
+def _loaded(device: int, variant: Variant, kernels: Kernels) -> tuple[Loaded, ...]:
+    """The kernels, ready on a card, with their grids and the threads of their blocks."""
+    if torch.cuda.current_device() != device:  # they are loaded for the card that is the current one
+        with torch.cuda.device(device):
+            return _loaded(device, variant, kernels)
+    return tuple(
+        (load_function(device, variant.program(way_of(name)), name), (across, down, 1), variant.threads(name), 0)
+        for name, across, down in kernels
+        if across and down
+    )
 
 
-def launch(variant: Variant, kernels: Mapping[str, tuple[int, int]], frame: Any, device: torch.device) -> None:
-    """Runs kernels of one way, by name with their grids, one after another on torch's stream.
-
-    A grid without blocks is no launch.
-    """
-    loaded = _loaded(device.index, variant, way_of(next(iter(kernels))))
-    ready = []
-    for name, (across, down) in kernels.items():
-        if across and down:
-            function, threads = loaded[name]
-            ready.append((function, (across, down, 1), threads, 0))
+def launch(variant: Variant, kernels: Kernels, frame: Any, device: torch.device) -> None:
+    """Runs kernels one after another on torch's stream; a grid without blocks is no launch."""
     place = ctypes.c_void_p(ctypes.addressof(frame))
-    enqueue_all(ready, ctypes.addressof(place), device.index)
+    enqueue_all(_loaded(device.index, variant, kernels), ctypes.addressof(place), device.index)

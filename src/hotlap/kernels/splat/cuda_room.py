@@ -80,7 +80,9 @@ class Room:
 
     def learn(self, key: Key, needed: int, num_splats: int) -> None:
         """A quarter more than the frame has needed, unless there is a tenth to spare already."""
-        known = self.known.setdefault(key, _Known(most=-1, splats=num_splats, capacity=0))
+        known = self.known.get(key)
+        if known is None:
+            known = self.known[key] = _Known(most=-1, splats=num_splats, capacity=0)
         known.frames += 1
         if needed > known.most:
             known.most, known.splats = needed, num_splats
@@ -100,9 +102,15 @@ def _steps(pairs: int) -> int:
 ROOM = Room()
 
 
+@functools.cache
+def is_card(device: torch.device) -> bool:
+    """Whether it is an NVIDIA card; asked once, for torch spells the type out each time."""
+    return device.type == "cuda"
+
+
 def capturing(device: torch.device) -> bool:
     """Whether the current stream records a CUDA graph, so that nothing may wait or ask."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return is_card(device) and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
@@ -116,7 +124,7 @@ def overflowed(device: torch.device) -> bool:
 
     The host waits for the card. Asking forgets it, and frames drawn or captured from then on have room enough.
     """
-    if device.type == "cuda" and device.index is None:
+    if is_card(device) and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     needed = int(needed_by_graphs(device)[1])
     if needed:
@@ -161,7 +169,8 @@ class Told:
     def record(self) -> None:
         """Marks the place in the stream after which the count is there."""
         if self._slot.event is not None:
-            self._slot.event.record()
+            index = self.key.device.index
+            self._slot.event.record(_stream(index, torch._C._cuda_getCurrentRawStream(index)))
 
     def wait(self) -> bool:
         """Whether the frame's pairs fitted, as soon as the card has told."""
@@ -184,6 +193,8 @@ class Told:
     @classmethod
     def read_those_there(cls, device: torch.device) -> None:
         """Learns from all frames whose counts the card has told meanwhile; waits for none."""
+        if not cls._unread:
+            return
         with cls._lock:
             here = [told for told in cls._unread if told.key.device == device]
             # One that is not there yet has, most often, all later ones behind it in the same stream.
@@ -206,7 +217,13 @@ class Told:
         )
 
 
+@functools.lru_cache(maxsize=64)
+def _stream(index: int, handle: int) -> Any:
+    """The current stream of a card, whose handle this is; torch takes long to make such an object."""
+    return torch.cuda.current_stream(index)
+
+
 def _make_slot(device: torch.device) -> Slot:
-    card = device.type == "cuda"
+    card = is_card(device)
     memory = torch.zeros(1, dtype=torch.int32, pin_memory=card)
     return Slot(memory, ctypes.c_int.from_address(memory.data_ptr()), torch.cuda.Event() if card else None)

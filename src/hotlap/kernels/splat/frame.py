@@ -7,7 +7,7 @@ of the three that it is given, any may be None where the loss does not depend on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -77,6 +77,17 @@ class Splats:
     """[C, D] behind all splats, or [C, 3] with coefficients; None: black. The depth behind all splats is 0."""
 
 
+INPUTS = tuple(field.name for field in fields(Splats))
+
+
+def inputs_of(splats: Splats) -> tuple[Any, ...]:
+    """The tensors in the order of ``INPUTS``."""
+    return (
+        splats.means, splats.quats, splats.scales, splats.opacities, splats.colors, splats.viewmats, splats.Ks,
+        splats.backgrounds,
+    )  # fmt: skip
+
+
 @dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
 class Drawn:
     """A frame, and what is known of each splat on each screen; zeros for those that are not drawn."""
@@ -97,6 +108,13 @@ class Drawn:
     """[C, N] int32 tiles in which a splat is looked at; never less than those where it covers a pixel."""
     saved: Any = None
     """What this implementation's ``backward`` needs besides. It must not hold the tensors above themselves."""
+
+
+def outputs_of(drawn: Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The tensors in order; the first three have gradients."""
+    return (
+        drawn.colors, drawn.alphas, drawn.means2d, drawn.radii, drawn.depths, drawn.conics, drawn.tiles_per_splat
+    )  # fmt: skip
 
 
 def or_zeros(drawn: Drawn, v_colors: Tensor | None, v_alphas: Tensor | None) -> tuple[Tensor, Tensor]:

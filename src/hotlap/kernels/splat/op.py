@@ -7,8 +7,9 @@ the frame once more.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,39 +23,38 @@ from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.base.shapes import bind_dims
 from hotlap.kernels.choose import Choice, choose
 from hotlap.kernels.splat import reference
-from hotlap.kernels.splat.frame import Drawn, Splats, View
+from hotlap.kernels.splat.frame import INPUTS, Drawn, Splats, View, inputs_of, outputs_of
 
 PACKAGE = __name__.rpartition(".")[0]
 IMPLS = tuple(name for name in ("cuda", "cpu", "reference") if find_spec(f"{PACKAGE}.{name}"))
 """The implementations, those that are preferred first."""
-INPUTS = tuple(field.name for field in fields(Splats))
-OUTPUTS = ("colors", "alphas", "means2d", "radii", "depths", "conics", "tiles_per_splat")
-ASKED = ("probe", "probe_abs", *INPUTS)
 MAX_DEGREE = 3
 
 
-def splat(
-    splats: Splats,
-    view: View,
-    impl: str = "auto",
-    *,
-    probe: Tensor | None = None,  # [C, N, 2]
-    probe_abs: Tensor | None = None,  # [C, N, 2]
-) -> Drawn:
+def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | None = None) -> Drawn:
     """The frames of all cameras, differentiable in every input; of the results, colors, alphas and means2d are.
 
-    ``probe`` is a tensor whose values are not read and whose gradient becomes that of ``means2d``: what a change of the
-    splats' centres on the screen would do. That of ``probe_abs``, if the view has ``absgrad``, is its sum of absolute
-    values over pixels.
+    After ``backward()``, but not under ``torch.compile``, ``means2d.grad`` is the gradient on the screen: what a change
+    of the splats' centres there would do. If the view has ``absgrad``, ``means2d.absgrad`` is its sum of absolute
+    values over pixels. Both add up over passes. Where ``centers`` [C, N, 2] is given they become attributes of that.
     """
-    check(splats, view)
-    tensors = [getattr(splats, name) for name in INPUTS]
+    tensors = inputs_of(splats)
+    shapes, learns = _look_at(tensors)
     if torch.compiler.is_compiling():
-        sizes, numbers = flat_view(view)
-        found: Sequence[Tensor] = splat_frame(*tensors, probe, probe_abs, sizes, numbers, impl)
-    else:
-        found = _Frame.apply(splat_choice(splats, view, impl).impl, view, splats, probe, probe_abs, *tensors)
-    return _drawn(found)
+        _check_sizes(view, shapes)
+        return _drawn(splat_frame(*tensors, *flat_view(view), impl))
+    _check_sizes_once(view, shapes)
+    # The one that is preferred is asked first: to list what speaks against others takes the host longer.
+    first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
+    module = _implementation(IMPLS[0] if first else splat_choice(splats, view, impl).impl)
+    if not learns or not torch.is_grad_enabled():
+        drawn: Drawn = module.forward(splats, view)
+        drawn.saved = None
+        return drawn
+    where = None if centers is None else weakref.ref(centers)
+    drawn = _drawn(_Frame.apply(module, view, splats, where, *tensors))
+    drawn.means2d.retain_grad()
+    return drawn
 
 
 def splat_choice(splats: Splats, view: View, impl: str = "auto") -> Choice:
@@ -72,24 +72,34 @@ def _implementation(name: str) -> Any:
     return reference if name == "reference" else import_module(f"{PACKAGE}.{name}")
 
 
-def check(splats: Splats, view: View) -> None:
-    """Refuses shapes, types, devices and options that do not fit together."""
-    _check_view(view)
-    tensors = [getattr(splats, name) for name in INPUTS]
-    shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
-    if torch.compiler.is_compiling():
-        _check_shapes(shapes, view.sh_degree)
-    else:
-        _check_shapes_once(shapes, view.sh_degree)
-    device, dtype = splats.means.device, splats.means.dtype
+def _look_at(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The shapes, None for what is not there, and whether a gradient is wanted; refuses several types or devices."""
+    device, dtype, learns = tensors[0].device, tensors[0].dtype, False
+    shapes: list[Any] = []
     for name, tensor in zip(INPUTS, tensors, strict=True):
-        if tensor is not None and (tensor.device != device or tensor.dtype != dtype):
-            raise _not_alike(name, tensor, splats.means)
-    if not splats.means.is_floating_point():
-        raise _not_alike("means", splats.means, splats.means)
+        if tensor is None:
+            shapes.append(None)
+            continue
+        if tensor.dtype != dtype or tensor.device != device:
+            raise _not_alike(name, tensor, tensors[0])
+        shapes.append(tensor.shape)
+        learns = learns or tensor.requires_grad
+    if not dtype.is_floating_point:
+        raise _not_alike("means", tensors[0], tensors[0])
+    return tuple(shapes), learns
 
 
-def _check_shapes(shapes: tuple[Any, ...], sh_degree: int | None) -> None:
+def _check_sizes(view: View, shapes: Sequence[Any]) -> None:
+    """Refuses a view, and shapes of ``INPUTS`` that do not fit together, None for what is not there."""
+    _check_view(view)
+    _check_shapes(shapes, view.sh_degree)
+
+
+_check_sizes_once = lru_cache(maxsize=256)(_check_sizes)
+"""Frames of one size after another are not looked at again; only what passes is remembered."""
+
+
+def _check_shapes(shapes: Sequence[Any], sh_degree: int | None) -> None:
     """Refuses shapes of ``INPUTS`` that do not fit together, None for what is not there."""
     given = dict(zip(INPUTS, shapes, strict=True))
     specs = {"means": "N 3", "quats": "N 4", "scales": "N 3", "opacities": "N", "viewmats": "C 4 4", "Ks": "C 3 3"}
@@ -104,10 +114,6 @@ def _check_shapes(shapes: tuple[Any, ...], sh_degree: int | None) -> None:
             f"colors has {dims['K']} coefficients, too few for sh_degree = {sh_degree}",
             expected=f"at least {(sh_degree + 1) ** 2}",
         )
-
-
-_check_shapes_once = lru_cache(maxsize=256)(_check_shapes)
-"""Frames of one size after another are not looked at again; only what passes is remembered."""
 
 
 def _check_view(view: View) -> None:
@@ -130,63 +136,79 @@ def _not_alike(name: str, tensor: Tensor, means: Tensor) -> ConfigError:
 
 
 def _splats(tensors: Sequence[Any]) -> Splats:
-    return Splats(**dict(zip(INPUTS, tensors, strict=True)))
+    means, quats, scales, opacities, colors, viewmats, intrinsics, backgrounds = tensors
+    return Splats(
+        means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=intrinsics,
+        backgrounds=backgrounds,
+    )  # fmt: skip
 
 
 def _drawn(results: Sequence[Tensor], saved: Any = None) -> Drawn:
-    return Drawn(**dict(zip(OUTPUTS, results, strict=True)), saved=saved)
+    colors, alphas, means2d, radii, depths, conics, tiles_per_splat = results
+    return Drawn(
+        colors=colors, alphas=alphas, means2d=means2d, radii=radii, depths=depths, conics=conics,
+        tiles_per_splat=tiles_per_splat, saved=saved,
+    )  # fmt: skip
 
 
 class _Frame(torch.autograd.Function):
     """A frame as one node of autograd's graph."""
 
     @staticmethod
-    def forward(
-        ctx: Any, impl: str, view: View, splats: Splats, probe: Any, probe_abs: Any, *tensors: Any
-    ) -> tuple[Tensor, ...]:
-        """The tensors of ``OUTPUTS``; ``tensors`` are those of ``splats``, which autograd looks for among arguments."""
-        module = _implementation(impl)
-        ahead = getattr(module, "forward_ahead", module.forward) if any(ctx.needs_input_grad) else module.forward
-        drawn = ahead(splats, view)
-        ctx.impl, ctx.view, ctx.kept = impl, view, drawn.saved
-        outputs = tuple(getattr(drawn, name) for name in OUTPUTS)
+    def forward(ctx: Any, module: Any, view: View, splats: Splats, centers: Any, *tensors: Any) -> tuple[Tensor, ...]:
+        """The tensors that are drawn; ``tensors`` are those of ``splats``, which autograd looks for among arguments.
+
+        ``centers`` refers to the tensor whose attributes the gradient on the screen becomes; None: the frame's own.
+        """
+        drawn = getattr(module, "forward_ahead", module.forward)(splats, view)
+        outputs = outputs_of(drawn)
+        ctx.module, ctx.view, ctx.kept = module, view, drawn.saved
+        # The centres hold this node: more than a weak reference back would keep both until garbage is collected.
+        ctx.centers = centers or weakref.ref(drawn.means2d)
         ctx.mark_non_differentiable(*outputs[3:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *outputs)
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        splats, drawn = _splats(saved[: len(INPUTS)]), _drawn(saved[len(INPUTS) :], ctx.kept)
-        found = _gradients(ctx.impl, splats, ctx.view, drawn, grads[:3], _asked(ctx.needs_input_grad[3:]))
-        return None, None, None, *map(found.get, ASKED)
+        # Nothing is recorded unless the graph of this pass is asked for, and torch's guard takes its time.
+        found = (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads[:3])
+        return None, None, None, None, *found
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
+
+    It is made by ``backward()`` alone, as the gradients of leaves are: a pass that is asked for certain gradients makes
+    no others. Torch knows of that for its checkpoints, which work in passes for all leaves only.
+    """
+    saved = ctx.saved_tensors
+    splats, drawn = _splats(saved[: len(INPUTS)]), _drawn(saved[len(INPUTS) :], ctx.kept)
+    centers = ctx.centers() if torch.autograd._is_checkpoint_valid() else None
+    needs = _needs(ctx.needs_input_grad[-len(INPUTS) :], centers is not None)
+    found = ctx.module.backward(splats, ctx.view, drawn, *grads, needs)
+    if centers is not None:
+        _add(centers, "grad", found["means2d"])
+        if ctx.view.absgrad:
+            _add(centers, "absgrad", found["means2d_abs"])
+    return tuple(map(found.get, INPUTS))
+
+
+_gradients_once = once_differentiable(_gradients)
 
 
 @cache
-def _asked(flags: tuple[bool, ...]) -> tuple[str, ...]:
-    """The names of ``ASKED`` whose flags are set."""
-    return tuple(name for name, flag in zip(ASKED, flags, strict=True) if flag)
+def _needs(flags: tuple[bool, ...], on_screen: bool) -> frozenset[str]:
+    """What an implementation is asked for: the ``INPUTS`` whose flags are set, and the gradient on the screen."""
+    names = [name for name, flag in zip(INPUTS, flags, strict=True) if flag]
+    return frozenset([*names, "means2d"] if on_screen else names)
 
 
-@cache
-def _needs(asked: tuple[str, ...]) -> frozenset[str]:
-    """What an implementation is asked for: probes have the gradient of the centres on the screen."""
-    return frozenset("means2d" if name.startswith("probe") else name for name in asked)
-
-
-def _gradients(
-    impl: str, splats: Splats, view: View, drawn: Drawn, grads: Sequence[Tensor | None], asked: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """The gradients of the inputs and probes asked for, by name."""
-    v_colors, v_alphas, v_means2d = grads
-    found = _implementation(impl).backward(splats, view, drawn, v_colors, v_alphas, v_means2d, _needs(asked))
-    if "probe" in asked:
-        found["probe"] = found["means2d"] if v_means2d is None else found["means2d"] + v_means2d
-    if "probe_abs" in asked:
-        found["probe_abs"] = found["means2d_abs"]
-    return found
+def _add(centers: Tensor, name: str, given: Tensor) -> None:
+    """Adds to the attribute ``name``, as torch does to the gradients of leaves."""
+    before = getattr(centers, name, None)
+    setattr(centers, name, given if before is None else before + given)
 
 
 def flat_view(view: View) -> tuple[list[int], list[float]]:
@@ -208,22 +230,19 @@ def _view(sizes: Sequence[int], numbers: Sequence[float]) -> View:
 @torch.library.custom_op("hotlap::splat_frame", mutates_args=())
 def splat_frame(
     means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor, viewmats: Tensor, Ks: Tensor,
-    backgrounds: Tensor | None, probe: Tensor | None, probe_abs: Tensor | None,
+    backgrounds: Tensor | None,
     sizes: Sequence[int], numbers: Sequence[float], impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The tensors of ``OUTPUTS``."""
+    """The tensors that are drawn."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     splats, view = _splats(tensors), _view(sizes, numbers)
-    drawn = _implementation(splat_choice(splats, view, impl).impl).forward(splats, view)
-    return (
-        drawn.colors, drawn.alphas, drawn.means2d, drawn.radii, drawn.depths, drawn.conics, drawn.tiles_per_splat
-    )  # fmt: skip
+    return outputs_of(_implementation(splat_choice(splats, view, impl).impl).forward(splats, view))
 
 
 @splat_frame.register_fake
 def _(
     means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor, viewmats: Tensor, Ks: Tensor,
-    backgrounds: Tensor | None, probe: Tensor | None, probe_abs: Tensor | None,
+    backgrounds: Tensor | None,
     sizes: Sequence[int], numbers: Sequence[float], impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     view = _view(sizes, numbers)
@@ -242,13 +261,13 @@ def splat_frame_backward(
     backgrounds: Tensor | None, v_colors: Tensor | None, v_alphas: Tensor | None, v_means2d: Tensor | None,
     sizes: Sequence[int], numbers: Sequence[float], impl: str, asked: str,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of the inputs and probes that ``asked`` names, in its order; the frame is drawn once more."""
+    """The gradients of the inputs that ``asked`` names, in its order; the frame is drawn once more."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     splats, view = _splats(tensors), _view(sizes, numbers)
-    name = splat_choice(splats, view, impl).impl
+    module = _implementation(splat_choice(splats, view, impl).impl)
     with torch.no_grad():
-        drawn = _implementation(name).forward(splats, view)
-    found = _gradients(name, splats, view, drawn, (v_colors, v_alphas, v_means2d), tuple(asked.split()))
+        drawn = module.forward(splats, view)
+    found = module.backward(splats, view, drawn, v_colors, v_alphas, v_means2d, frozenset(asked.split()))
     return [_alone(found[one]) for one in asked.split()]
 
 
@@ -266,8 +285,7 @@ def _(
 ) -> list[Tensor]:  # fmt: skip
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     shapes = {n: t.shape for n, t in zip(INPUTS, tensors, strict=True) if t is not None}
-    screen = (viewmats.shape[0], means.shape[0], 2)
-    return [means.new_empty(shapes.get(one, screen)) for one in asked.split()]
+    return [means.new_empty(shapes[one]) for one in asked.split()]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -278,11 +296,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-    names = (*INPUTS, "probe", "probe_abs")
-    asked = [name for name, need in zip(names, ctx.needs_input_grad, strict=False) if need]
+    asked = [name for name, need in zip(INPUTS, ctx.needs_input_grad, strict=False) if need]
     found = splat_frame_backward(*ctx.saved_tensors, *grads[:3], ctx.sizes, ctx.numbers, ctx.impl, " ".join(asked))
     by_name = dict(zip(asked, found, strict=True))
-    return *(by_name.get(name) for name in names), None, None, None
+    return *map(by_name.get, INPUTS), None, None, None
 
 
 splat_frame.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,178 @@
+"""What a frame on a card costs the host: few operations of torch, and all that frames share worked out once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hotlap.kernels.splat import cuda, cuda_program, cuda_room
+from hotlap.kernels.splat.cases import SplatCase, as_splats
+from hotlap.kernels.splat.cuda_plan import plan_frame
+from hotlap.kernels.splat.cuda_program import Variant
+from hotlap.splat import rasterize
+
+CPU = torch.device("cpu")
+CASE = SplatCase(splats=61, width=100, height=70, options={"sh_degree": 3})
+LEARNED = ("means", "quats", "scales", "opacities", "colors")
+
+
+class Counted(TorchDispatchMode):
+    """The operations that torch was asked for, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The frames that kernels were launched with; the kernels do nothing, and tensors of the CPU are as good."""
+    frames = []
+
+    def launch(variant, kernels, frame, device) -> None:
+        copy = type(frame).from_buffer_copy(frame)
+        frames.append(({name for name, *_ in kernels}, copy))
+
+    monkeypatch.setattr(cuda_program, "launch", launch)
+    monkeypatch.setattr(cuda, "why_not", lambda splats, view: "")
+    monkeypatch.setattr(cuda_room, "ROOM", cuda_room.Room())
+    monkeypatch.setattr(cuda_room.Told, "_unread", [])
+    monkeypatch.setattr(cuda_room.Told, "_slots", {})
+    return frames
+
+
+def leaves() -> dict[str, torch.Tensor]:
+    made = CASE.make(CPU)
+    return {name: made[name].requires_grad_() for name in LEARNED} | {n: made[n] for n in ("viewmats", "Ks")}
+
+
+def draw(inputs: dict[str, torch.Tensor], **options):
+    return rasterize(**inputs, width=CASE.width, height=CASE.height, sh_degree=3, **options)
+
+
+def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launched):
+    inputs, weights = leaves(), torch.ones(1, CASE.height, CASE.width, 3)
+    draw(inputs)  # the first makes what all have in common
+    launched.clear()
+    with Counted() as forward:
+        colors, _, _ = draw(inputs)
+    with Counted() as backward:
+        torch.autograd.grad(colors, [inputs[name] for name in LEARNED], weights)
+    # Autograd itself makes aliases of results that have gradients, to keep them and to hand them over.
+    assert forward.names.pop("detach", 0) <= 3 and backward.names.pop("detach", 0) <= 3
+    assert forward.names == {"empty": 9}, "seven results, the lists to keep and those for now"
+    assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
+    assert [len(names) for names, _ in launched] == [3, 3, 3]
+
+
+def test_the_gradient_on_the_screen_costs_one_piece_more_and_an_absolute_one_another(launched):
+    for absgrad, pieces in ((False, 6), (True, 7)):
+        inputs = leaves()
+        colors, _, meta = draw(inputs, absgrad=absgrad)
+        weights = torch.ones_like(colors)
+        with Counted() as backward:
+            colors.backward(weights)
+        assert backward.names["empty_like"] == pieces
+        assert launched[-1][1].out_means2d == meta["means2d"].grad.data_ptr()
+        if absgrad:
+            assert launched[-1][1].out_means2d_abs == meta["means2d"].absgrad.data_ptr()
+
+
+def test_tensors_that_kernels_cannot_read_where_they_are_are_copied(launched):
+    inputs = leaves()
+    inputs["means"] = torch.randn(3, 61).T.requires_grad_()
+    odd = torch.randn(1 + 61 * 4)[1:].view(61, 4).requires_grad_()
+    assert odd.data_ptr() % 16 != 0
+    inputs["quats"] = odd
+    colors, _, _ = draw(inputs)
+    for _, frame in launched:
+        assert frame.means not in (None, inputs["means"].data_ptr()) and frame.quats not in (None, odd.data_ptr())
+        assert frame.means % 16 == frame.quats % 16 == 0 and frame.scales == inputs["scales"].data_ptr()
+    grads = torch.autograd.grad(colors, [inputs["means"], odd], torch.ones_like(colors))
+    assert all(grad.is_contiguous() for grad in grads)
+
+
+def test_frames_that_are_alive_share_no_memory(launched):
+    inputs = leaves()
+    alive = [draw(inputs) for _ in range(2)]
+    first, second = (launched[place][1] for place in (1, 3))
+    for name in ("image", "alphas", "means2d", "radii", "depths", "conics", "shade", "light", "lasts", "ids", "ranges"):
+        assert getattr(first, name) != getattr(second, name)
+    assert [frame.image for frame in (first, second)] == [colors.data_ptr() for colors, _, _ in alive]
+
+
+def test_what_frames_have_in_common_is_worked_out_once_for_each_kind(launched):
+    splats, view = as_splats(CASE.make(CPU)), CASE.view
+
+    def numbers(**options) -> dict[str, object]:
+        launched.clear()
+        cuda.forward(splats, replace(view, **options))
+        frame = launched[0][1]
+        return {name: getattr(frame, name) for name, kind in frame._fields_ if kind is not ctypes.c_void_p}
+
+    numbers()  # the room is known from now on
+    plain = numbers()
+    misses = plan_frame.cache_info().misses
+    assert numbers() == plain and plan_frame.cache_info().misses == misses
+    for name, value in (("raw", 1), ("antialiased", 1), ("eps2d", 0.5), ("radius_clip", 2.0)):
+        assert numbers(**{name: value}) == plain | {name: value}
+    assert plain["tiles_x"] == 7 and numbers(width=113)["tiles_x"] == 8
+    assert numbers() == plain
+
+
+def test_kernels_are_loaded_where_their_card_is_the_current_one(monkeypatch):
+    current, seen = [0], []
+
+    @contextmanager
+    def switched(device):
+        before, current[0] = current[0], device
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", switched)
+    monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: seen.append((index, current[0])))
+    monkeypatch.setattr(cuda_program, "enqueue_all", lambda ready, address, index: seen.append(index))
+    frame, card = cuda_program.frame_type()(), torch.device("cuda", 3)
+    cuda_program.launch(Variant(channels=1, depth=False, sh_degree=None), (("splat_scan_kernel", 1, 1),), frame, card)
+    cuda_program._loaded.cache_clear()
+    assert seen == [(3, 3), 3] and current == [0]
+
+
+def test_a_count_is_marked_on_the_stream_that_is_the_current_one_of_its_card(monkeypatch):
+    handles, asked, card = [70], [], torch.device("cuda", 2)
+
+    class Event:
+        def __init__(self) -> None:
+            self.streams: list[str] = []
+
+        def record(self, stream: str) -> None:
+            self.streams.append(stream)
+
+    def current_stream(index: int) -> str:
+        asked.append(index)
+        return f"stream {handles[0]} of card {index}"
+
+    event, number = Event(), torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: handles[0], raising=False)
+    monkeypatch.setattr(cuda_room.Told, "_unread", [])
+    monkeypatch.setattr(cuda_room.Told, "_slots", {card: [cuda_room.Slot(number, ctypes.c_int(0), event)]})
+    cuda_room._stream.cache_clear()
+    told = cuda_room.Told(cuda_room.Key(card, 1, 70, 100), num_splats=1, capacity=1)
+    for handle in (70, 90, 70):
+        handles[0] = handle
+        told.record()
+    cuda_room._stream.cache_clear()
+    assert event.streams == [f"stream {handle} of card 2" for handle in (70, 90, 70)]
+    assert asked == [2, 2], "an object for each stream, made once"
