@@ -102,6 +102,11 @@ class Workload:
         """The optimizer a training step uses."""
         import torch
 
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise TargetError(
+                f"the model of {self.name!r} has no parameters that can be trained",
+                remedy="'hotlap bench --mode infer' times it without training",
+            )
         return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
 
     def worst_case_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
