@@ -176,20 +176,29 @@ def first_tensor(out: Any) -> Tensor:
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
     """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
     options = dict(options or {})
+    check_name(target)
     if target in WORKLOADS:
         factory: Any = WORKLOADS.get(target)
         name = target
-    elif ":" in target:
+    else:
         factory = _import_factory(target)
         name = target.rpartition(":")[2] if target.rpartition(":")[2] else target
-    else:
-        remedy = did_you_mean(target, WORKLOADS.names())
+    return _to_workload(target, name, factory, options, inputs)
+
+
+def check_name(target: str) -> None:
+    """Refuses a name that stands for no target, before anything is imported or started for it."""
+    file, colon, _ = target.rpartition(":")
+    if target in WORKLOADS or (colon and not file.endswith(".py")):
+        return
+    if not colon:
         raise UnknownName(
             f"unknown target {target!r}",
             expected="a registered name, module:factory or file.py:factory",
-            remedy=remedy,
+            remedy=did_you_mean(target, WORKLOADS.names()),
         )
-    return _to_workload(target, name, factory, options, inputs)
+    if not Path(file).is_file():
+        raise UnknownName(f"target {target!r}: file {file!r} does not exist", remedy=f"Looked in {Path.cwd()}")
 
 
 def as_workload(
@@ -336,8 +345,6 @@ def _import_factory(target: str) -> Any:
 
 
 def _import_file(path: Path, target: str) -> Any:
-    if not path.is_file():
-        raise UnknownName(f"target {target!r}: file {str(path)!r} does not exist", remedy=f"Looked in {Path.cwd()}")
     resolved = path.resolve()
     name = f"_hotlap_target_{resolved.stem}"
     spec = importlib.util.spec_from_file_location(name, resolved)
