@@ -246,6 +246,14 @@ def test_a_model_that_prints_leaves_stdout_to_the_result(here, hotlap_cli):
     assert "importing" in told.err and "building" in told.err
 
 
+def test_a_target_that_several_processes_could_not_train_is_told_before_they_start(here, hotlap_cli, monkeypatch):
+    started = []
+    monkeypatch.setattr("hotlap.tools.train.exec_torchrun", lambda config, arguments: started.append(arguments))
+    told = hotlap_cli("train", "tiny.py:mlp", "--device", "cpu", "--nproc", "2", "--set", "workload.widht=3")
+    assert told.code == 2 and "has no option 'widht'" in told.err
+    assert not started
+
+
 def test_a_plugin_that_prints_leaves_stdout_to_the_list(here, hotlap_cli, monkeypatch):
     (here / "loud_plugin.py").write_text("print('importing')\ndef make(): ...\n")
     monkeypatch.syspath_prepend(str(here))

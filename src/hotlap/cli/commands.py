@@ -104,6 +104,8 @@ def run_train(request: Request) -> int:
             plan = preview(config)
         return _dry_run(request, plan)
     if wants_torchrun(config):
+        with _results_alone():
+            preview(config)  # what is wrong with the target is told once, and not by each process at each of its starts
         exec_torchrun(config, request.arguments)
     place = find_place()
     if place is None:
