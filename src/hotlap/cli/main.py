@@ -81,7 +81,8 @@ def _dispatch(arguments: list[str]) -> int:
 def _check_target(config: object) -> None:
     """A mistyped name is told at once, also by --dry-run, and leaves no failed run behind."""
     target = getattr(config, "target", "")
-    if isinstance(target, str) and target:
+    compares = getattr(config, "diff", "")  # then it stands for a second trace
+    if target and not compares:
         from hotlap.targets import check_name
 
         check_name(target)
