@@ -155,6 +155,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
     ("target", "options", "inputs", "kind", "words"),
     [
         ("unett", {}, [], UnknownName, ["unknown target 'unett'", "file.py:factory", "Did you mean 'unet'"]),
+        ("models.py", {}, ["4"], UnknownName, ["unknown target 'models.py'", "as in models.py:NAME"]),
         ("models.py:mpl", {}, [], UnknownName, ["'models.py' has no 'mpl'", "Did you mean 'mlp'"]),
         ("models.py:", {}, [], UnknownName, ["'models.py' has no ''"]),
         ("gone.py:mlp", {}, [], UnknownName, ["file 'gone.py' does not exist", "Looked in"]),

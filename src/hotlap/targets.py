@@ -195,7 +195,9 @@ def check_name(target: str) -> None:
         raise UnknownName(
             f"unknown target {target!r}",
             expected="a registered name, module:factory or file.py:factory",
-            remedy=did_you_mean(target, WORKLOADS.names()),
+            remedy=f"Name what builds the model in it, as in {target}:NAME"
+            if target.endswith(".py")
+            else did_you_mean(target, WORKLOADS.names()),
         )
     if not Path(file).is_file():
         raise UnknownName(f"target {target!r}: file {file!r} does not exist", remedy=f"Looked in {Path.cwd()}")
