@@ -21,9 +21,7 @@ from hotlap.engine.packed import Packed, pack
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.workload import BadSample, Batch
 
-_ONE_BY_HAND = (
-    "Load it by hand to see why: data[{}]; a sample can be skipped only if it raises hotlap.workload.BadSample"
-)
+_ONE_BY_HAND = "Load it by hand to see why: data[{}]; only one that raises hotlap.workload.BadSample can be skipped"
 
 
 class Ticket(NamedTuple):
