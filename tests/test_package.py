@@ -62,7 +62,14 @@ def test_what_a_fresh_process_cannot_import_is_refused(thing):
         target_name(thing)
 
 
-def test_what_was_typed_at_a_prompt_is_refused():
+def test_an_object_is_refused_by_its_type_and_not_by_all_that_it_holds():
+    with pytest.raises(TargetError, match=r"^an object of type list cannot be imported"):
+        target_name([1, 2, 3])
+
+
+@pytest.mark.parametrize("way", ["-c", "-"])
+def test_what_was_typed_at_a_prompt_is_refused(way):
     code = "import hotlap.api\ndef f(): pass\nhotlap.api.target_name(f)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    arguments = [sys.executable, way, *([code] if way == "-c" else [])]
+    done = subprocess.run(arguments, input=code, capture_output=True, text=True, check=False)
     assert "'f' was typed at a prompt" in done.stderr and "Save it to a file" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from hotlap import targets
 from hotlap.base import registry
-from hotlap.base.errors import TargetError, UnknownName
+from hotlap.base.errors import ConfigError, TargetError, UnknownName
 from hotlap.base.registry import Registry
 from hotlap.device.seed import generator
 from hotlap.targets import InputSpec, ModuleWorkload, first_tensor, load_target
@@ -52,6 +53,16 @@ class Duck:
         return {"x": torch.randn(n, 4, generator=generator).to(device)}
     def loss(self, model, batch):
         return model(batch["x"]).sum(), len(batch["x"])
+
+class Keyword(Net):
+    def forward(self, x, *, mask):
+        return self.layer(x) * mask
+
+def needy(width):
+    return mlp(width)
+
+def annotated(width: int | None = 8, label: str = "", size: "NoSuchType" = 3):
+    return Full((width, label, size))
 
 ready = Full(16)
 module = mlp()
@@ -144,6 +155,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
     ("target", "options", "inputs", "kind", "words"),
     [
         ("unett", {}, [], UnknownName, ["unknown target 'unett'", "file.py:factory", "Did you mean 'unet'"]),
+        ("models.py", {}, ["4"], UnknownName, ["unknown target 'models.py'", "as in models.py:NAME"]),
         ("models.py:mpl", {}, [], UnknownName, ["'models.py' has no 'mpl'", "Did you mean 'mlp'"]),
         ("models.py:", {}, [], UnknownName, ["'models.py' has no ''"]),
         ("gone.py:mlp", {}, [], UnknownName, ["file 'gone.py' does not exist", "Looked in"]),
@@ -158,6 +170,17 @@ def test_what_a_duck_brings_itself_is_not_overridden():
             TargetError,
             ["raised RuntimeError: no weights here", "models.py:", "no arguments"],
         ),
+        (
+            "models.py:needy",
+            {},
+            ["4"],
+            TargetError,
+            ["needs 'width', which was not given", "--set workload.width=VALUE"],
+        ),
+        ("models.py:Net", {"width": "wide"}, ["4"], ConfigError, ["workload.width = 'wide'", "a whole number"]),
+        ("unet", {"lr": "fast"}, [], ConfigError, ["workload.lr = 'fast'", "'unet'", "a number"]),
+        ("models.py:Keyword", {}, ["4"], TargetError, ["forward(x, *, mask)", "--input 4", "'mask'", "predict()"]),
+        ("models.py:Net", {}, ["4", "3x8"], TargetError, ["forward(x)", "--input 4 --input 3x8", "for each argument"]),
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
         ("models.py:gives_text", {}, [], TargetError, ["gave an object of type str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
@@ -170,6 +193,28 @@ def test_a_target_that_cannot_be_used_says_why(models, target, options, inputs, 
     for word in words:
         assert word in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [({"width": "none"}, None), ({"width": 4.0}, 4), ({"label": 2024}, 8), ({"width": None}, None)],
+)
+def test_options_become_what_the_factory_s_annotations_say(tmp_path, options, width):
+    code = MODELS.replace(', size: "NoSuchType" = 3', "").replace("(width, label, size)", "(width, label)")
+    (tmp_path / "typed_models.py").write_text(code)
+    made = load_target(f"{tmp_path}/typed_models.py:annotated", options).width
+    assert made == (width, str(options.get("label", "")))
+    assert type(made[0]) is type(width)
+
+
+def test_an_annotation_that_means_nothing_is_left_alone(models):
+    assert load_target("models.py:annotated", {"size": "large"}).width == (8, "", "large")
+
+
+def test_a_model_without_anything_to_train_is_refused_by_name():
+    still = ModuleWorkload("still", lambda: nn.Linear(2, 2).requires_grad_(False), [InputSpec((2,))])
+    with pytest.raises(TargetError, match=r"model of 'still' has no parameters.*--mode infer"):
+        still.optimizer(still.build_model())
 
 
 def test_a_factory_with_open_options_takes_any(models):
@@ -216,7 +261,9 @@ def test_a_registered_name_is_loaded_and_a_broken_plugin_stops_no_other(models, 
     points = [
         SimpleNamespace(name="good", value="models:Full", dist=SimpleNamespace(name="good-dist")),
         SimpleNamespace(name="bad", value="no_such_pkg:make", dist=SimpleNamespace(name="bad-dist")),
+        SimpleNamespace(name="left", value="leaving:make", dist=SimpleNamespace(name="left-dist")),
     ]
+    Path("leaving.py").write_text("raise SystemExit('usage: leaving')\n")
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     monkeypatch.syspath_prepend(".")
     known = Registry("target", "hotlap.workloads", {})
@@ -224,7 +271,9 @@ def test_a_registered_name_is_loaded_and_a_broken_plugin_stops_no_other(models, 
     assert load_target("good", {"width": 3}).width == 3
     with pytest.raises(TargetError, match=r"'bad' \(no_such_pkg:make, from bad-dist\) cannot be loaded"):
         load_target("bad")
-    assert set(known.check_plugins()) == {"bad"}
+    with pytest.raises(TargetError, match=r"'left' .* SystemExit: usage: leaving"):
+        load_target("left")
+    assert set(known.check_plugins()) == {"bad", "left"}
 
 
 def test_the_built_in_names_are_registered():

@@ -101,14 +101,16 @@ def target_name(target: str | Callable[..., Any]) -> str:
     name = getattr(target, "__qualname__", "")
     if module is None or not name or "<" in name:
         raise TargetError(
-            f"{target!r} cannot be imported by a fresh process",
+            f"{name or 'an object of type ' + type(target).__name__} cannot be imported by a fresh process",
             expected="a function or class at the top level of a module or script",
         )
     if module.__name__ == "__main__":
-        file = getattr(module, "__file__", None)
-        if file is None:
+        file = getattr(module, "__file__", None) or ""
+        if not file.endswith(".py") or not Path(file).is_file():
             raise TargetError(
-                f"{name!r} was typed at a prompt, where a fresh process cannot find it", remedy="Save it to a file"
+                f"{name!r} was typed at a prompt, or lies in no file whose name ends in .py, where a fresh process "
+                "cannot find it",
+                remedy="Save it to a file and import it from there",
             )
         return f"{Path(file).resolve()}:{name}"
     return f"{module.__name__}:{name}"

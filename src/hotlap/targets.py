@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import inspect
 import sys
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hotlap.base.errors import HotlapError, TargetError, UnknownName, did_you_mean
 from hotlap.base.registry import Registry
+from hotlap.base.settings import coerce
 from hotlap.workload import Agreement, Batch, Workload, adopt, is_workload, same_class
 
 if TYPE_CHECKING:
@@ -172,20 +176,31 @@ def first_tensor(out: Any) -> Tensor:
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
     """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
     options = dict(options or {})
+    check_name(target)
     if target in WORKLOADS:
         factory: Any = WORKLOADS.get(target)
         name = target
-    elif ":" in target:
+    else:
         factory = _import_factory(target)
         name = target.rpartition(":")[2] if target.rpartition(":")[2] else target
-    else:
-        remedy = did_you_mean(target, WORKLOADS.names())
+    return _to_workload(target, name, factory, options, inputs)
+
+
+def check_name(target: str) -> None:
+    """Refuses a name that stands for no target, before anything is imported or started for it."""
+    file, colon, _ = target.rpartition(":")
+    if target in WORKLOADS or (colon and not file.endswith(".py")):
+        return
+    if not colon:
         raise UnknownName(
             f"unknown target {target!r}",
             expected="a registered name, module:factory or file.py:factory",
-            remedy=remedy,
+            remedy=f"Name what builds the model in it, as in {target}:NAME"
+            if target.endswith(".py")
+            else did_you_mean(target, WORKLOADS.names()),
         )
-    return _to_workload(target, name, factory, options, inputs)
+    if not Path(file).is_file():
+        raise UnknownName(f"target {target!r}: file {file!r} does not exist", remedy=f"Looked in {Path.cwd()}")
 
 
 def as_workload(
@@ -219,6 +234,7 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
                 f"{target!r} gives a plain {type(made).__name__}, whose input is not known",
                 remedy="Say it with --input, as in --input 3x224x224",
             )
+        _check_inputs(target, made, inputs)
         rebuild = (lambda: _call(target, factory, options)) if not built else (lambda: _copy_fresh(made))
         return ModuleWorkload(name, rebuild, [InputSpec.parse(text) for text in inputs])
     raise TargetError(
@@ -236,7 +252,7 @@ def _copy_fresh(module: nn.Module) -> nn.Module:
 def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
     if not callable(factory):
         raise TargetError(f"{target!r} is a {type(factory).__name__}", expected="a function or class to call")
-    _check_options(target, factory, options)
+    options = _checked_options(target, factory, options)
     try:
         return factory(**options)
     except HotlapError:
@@ -250,16 +266,63 @@ def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
         ) from error
 
 
-def _check_options(target: str, factory: Any, options: Mapping[str, Any]) -> None:
+def _checked_options(target: str, factory: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options as the factory's annotations want them; what it does not know, or lacks, is named."""
     try:
-        parameters = inspect.signature(factory).parameters
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return options
+    parameters = signature.parameters
+    for key in options:
+        if key not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise TargetError(f"target {target!r} has no option {key!r}", remedy=did_you_mean(key, parameters))
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        needed = [
+            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        lacking = next(name for name in needed if name not in options)
+        raise TargetError(
+            f"the factory of target {target!r} needs {lacking!r}, which was not given",
+            remedy=f"Give it, as in --set workload.{lacking}=VALUE, or a default in the code",
+        ) from error
+    kinds = _plain_kinds(factory, parameters)
+    source = f"the options of target {target!r}"
+    return {
+        key: coerce(value, kinds[key], f"workload.{key}", source) if key in kinds and value is not None else value
+        for key, value in options.items()
+    }
+
+
+def _plain_kinds(factory: Any, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The annotated types of those parameters that take nothing but numbers, words or a choice of them."""
+    with contextlib.suppress(Exception):  # an annotation is the user's code, and need not stand for anything
+        parameters = inspect.signature(factory, eval_str=True).parameters
+    return {name: p.annotation for name, p in parameters.items() if _is_plain(p.annotation)}
+
+
+def _is_plain(kind: Any) -> bool:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return all(_is_plain(part) for part in typing.get_args(kind))
+    return kind in (int, float, bool, str, type(None)) or typing.get_origin(kind) is Literal
+
+
+def _check_inputs(target: str, module: nn.Module, inputs: Sequence[str]) -> None:
+    """Refuses inputs that the module's forward cannot be called with, as far as its signature tells."""
+    try:
+        signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
         return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for key in options:
-        if key not in parameters:
-            raise TargetError(f"target {target!r} has no option {key!r}", remedy=did_you_mean(key, parameters))
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        given = " ".join(f"--input {text}" for text in inputs)
+        raise TargetError(
+            f"forward{signature} of target {target!r} cannot be called with {given}: {error}",
+            remedy="Give an --input for each argument, in their order; a model that needs keywords or anything but "
+            "tensors wants a Workload with predict()",
+        ) from error
 
 
 def _last_line(error: BaseException) -> str:
@@ -284,8 +347,6 @@ def _import_factory(target: str) -> Any:
 
 
 def _import_file(path: Path, target: str) -> Any:
-    if not path.is_file():
-        raise UnknownName(f"target {target!r}: file {str(path)!r} does not exist", remedy=f"Looked in {Path.cwd()}")
     resolved = path.resolve()
     name = f"_hotlap_target_{resolved.stem}"
     spec = importlib.util.spec_from_file_location(name, resolved)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hotlap.base.errors import DataError, TargetError
+from hotlap.base.errors import DataError, TargetError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +102,11 @@ class Workload:
         """The optimizer a training step uses."""
         import torch
 
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise TargetError(
+                f"the model of {self.name!r} has no parameters that can be trained",
+                remedy="'hotlap bench --mode infer' times it without training",
+            )
         return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
 
     def worst_case_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
@@ -158,3 +163,23 @@ def adopt(thing: Any, name: str) -> Workload:
     if not hasattr(thing, "name"):
         adopted.name = name
     return adopted
+
+
+def sum_and_count(made: Any) -> tuple[Tensor, Tensor | int]:
+    """What a loss function returned, if it is a sum over samples and the count that makes it a mean."""
+    import torch
+
+    if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], torch.Tensor):
+        parts = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+        raise UsageError(
+            f"the loss function returned a {type(made).__name__}{parts}",
+            expected="two things: the sum over the samples, and the count that makes it a mean",
+            remedy="hotlap.sum_of_mean(fn) makes such a function from one that returns the mean",
+        )
+    if made[0].numel() != 1:
+        raise UsageError(
+            f"the loss function returned a sum of shape {list(made[0].shape)}",
+            expected="one number",
+            remedy="Add up with .sum(), or give the loss reduction='sum'",
+        )
+    return made[0], made[1]

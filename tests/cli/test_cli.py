@@ -16,9 +16,10 @@ import pytest
 
 import hotlap
 from hotlap import targets
-from hotlap.base import registry
+from hotlap.base import events, registry
 from hotlap.base.registry import Registry
 from hotlap.cli.main import run
+from hotlap.cli.show import ProgressDoor, make_console
 from hotlap.cli.verbs import GROUPS, VERBS, Verb
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -109,6 +110,7 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         (["compare", "a"], "names 1. Expected two"),
         (["show", "nothing"], "no run 'nothing' under 'runs'"),
         (["list", "things"], "what = 'things'"),
+        (["--json", "list"], "option '--json' comes before a verb. Expected hotlap VERB"),
     ],
 )
 def test_a_wrong_command_is_one_paragraph_on_stderr_and_exit_code_2(here, hotlap_cli, arguments, words):
@@ -215,6 +217,65 @@ def test_list_runs_says_why_a_training_failed(here, hotlap_cli):
     )
     told = json.loads(hotlap_cli("list", "runs", "--json").out)
     assert [(row["status"], row["headline"]) for row in told["runs"]] == [("failed", "lr was odd")]
+
+
+def test_list_runs_says_that_a_run_was_cut_off(here, hotlap_cli):
+    gone = dataclasses.replace(begin("train", "gone", {}, {}, capture(import_torch=False)), pid=2**22 + 1)
+    save(gone, run_folder(here / "runs", "gone"))
+    (row,) = json.loads(hotlap_cli("list", "runs", "--json").out)["runs"]
+    assert (row["status"], row["headline"]) == ("interrupted", "The run was cut off.")
+
+
+TAKES_A_TARGET = ["lap", "quicktest", "bench", "loader", "profile", "train", "tune", "export"]
+
+
+@pytest.mark.parametrize("verb", TAKES_A_TARGET)
+def test_a_mistyped_target_is_told_before_anything_starts(here, hotlap_cli, verb):
+    for target, words in {"unett": "Did you mean 'unet'", "gone.py:mlp": "file 'gone.py' does not exist"}.items():
+        for more in ([], ["--dry-run"]):
+            told = hotlap_cli(verb, target, *more)
+            assert told.code == 2 and words in told.err and not told.out
+    assert not (here / "runs").exists()
+
+
+def test_a_model_that_prints_leaves_stdout_to_the_result(here, hotlap_cli):
+    (here / "loud.py").write_text("from torch import nn\nprint('importing')\ndef mlp():\n    print('building')\n"
+                                  "    return nn.Linear(8, 2)\n")  # fmt: skip
+    told = hotlap_cli("train", "loud.py:mlp", "--input", "8", "--dry-run", "--json")
+    assert json.loads(told.out)["config"]["target"] == "loud.py:mlp"
+    assert "importing" in told.err and "building" in told.err
+
+
+def test_a_target_that_several_processes_could_not_train_is_told_before_they_start(here, hotlap_cli, monkeypatch):
+    started = []
+    monkeypatch.setattr("hotlap.tools.train.exec_torchrun", lambda config, arguments: started.append(arguments))
+    told = hotlap_cli("train", "tiny.py:mlp", "--device", "cpu", "--nproc", "2", "--set", "workload.widht=3")
+    assert told.code == 2 and "has no option 'widht'" in told.err
+    assert not started
+
+
+def test_a_plugin_that_prints_leaves_stdout_to_the_list(here, hotlap_cli, monkeypatch):
+    (here / "loud_plugin.py").write_text("print('importing')\ndef make(): ...\n")
+    monkeypatch.syspath_prepend(str(here))
+    points = [SimpleNamespace(name="loud", value="loud_plugin:make", dist=SimpleNamespace(name="loud-dist"))]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(targets, "WORKLOADS", Registry("target", "g", {}))
+    told = hotlap_cli("list", "--json")
+    assert [row["name"] for row in json.loads(told.out)["targets"]] == ["loud"]
+    assert "importing" in told.err
+
+
+def test_progress_that_is_no_terminal_s_ends_without_an_empty_line(capsys):
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        door(events.start("bench", 2))
+        door(events.advance("bench", 1, 2, "process 1 of 2"))
+        door(events.finish("bench"))
+    assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
+
+
+def test_help_before_a_verb_is_that_verb_s_help(hotlap_cli):
+    assert hotlap_cli("help", "compare").out == hotlap_cli("compare", "--help").out
+    assert hotlap_cli("help", "mesh").out == hotlap_cli("mesh").out
 
 
 @pytest.mark.parametrize("headline", ["[enforce fail at alloc.cpp:1] no memory", "closing [/bold] tag", "[red]not red"])

@@ -175,6 +175,22 @@ def test_wrong_settings_are_named(options, message):
         ExactStep(model, sgd(model), masked_loss, **options)
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda model, batch: model(batch).mean(), r"returned a Tensor\. Expected two things.*hotlap\.sum_of_mean"),
+        (lambda model, batch: (model(batch).sum(),), r"returned a tuple of 1\. Expected two things"),
+        (lambda model, batch: model(batch).sum().item(), r"returned a float\. Expected two things"),
+        (lambda model, batch: (model(batch), len(batch)), r"a sum of shape \[5, 2\]\. Expected one number.*\.sum\(\)"),
+    ],
+)
+def test_a_loss_that_is_no_sum_with_its_count_is_named(loss, words):
+    model = nn.Linear(3, 2)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+    with pytest.raises(UsageError, match=words):
+        step(torch.randn(5, 3))
+
+
 def test_an_empty_batch_is_refused():
     model = model_of()
     step = ExactStep(model, sgd(model), masked_loss)

@@ -212,7 +212,7 @@ def test_a_bad_sample_stops_the_run_with_its_index_and_place(settings):
 def test_any_other_error_names_the_sample_and_itself(settings, policy):
     with pytest.raises(DataError, match=r"sample 11 raised ValueError: no 11 here \(.*test_loader\.py:\d+\)") as told:
         list(loader(Faulty(broken=[11]), settings=settings, on_bad_sample=policy).epoch(0))
-    assert "data[11]" in str(told.value)
+    assert "data[11]" in str(told.value) and "hotlap.workload.BadSample" in str(told.value)
     assert "Traceback" in told.value.__notes__[0] and "no 11 here" in told.value.__notes__[0]
 
 

@@ -88,6 +88,11 @@ def test_the_table_says_what_was_reached_and_where_it_lies(tmp_path):
     assert rows["bad samples"].startswith("3, in ")
 
 
+def test_a_training_under_another_trainer_names_no_number_of_epochs(tmp_path):
+    record = dataclasses.replace(training(tmp_path / "a"), config={"micro": None})
+    assert dict(training_rows(record))["reached"] == "step 600, 6 epochs"
+
+
 def test_a_figure_that_was_not_finite_is_a_dash(tmp_path):
     rows = dict(training_rows(training(tmp_path / "a", metrics={"loss": None}, samples_per_s=None, micro=None)))
     assert rows["metrics"] == "loss –"

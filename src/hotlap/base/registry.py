@@ -73,7 +73,7 @@ class Registry:
         entry = self._entries[name]
         try:
             return entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may leave on import, as a script without a main guard does
             self.broken[name] = f"{type(error).__name__}: {error}"
             raise TargetError(
                 f"{self.kind} {name!r} ({entry.path}, from {entry.source}) cannot be loaded: "
@@ -88,6 +88,6 @@ class Registry:
                 continue
             try:
                 entry.load()
-            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; it is named and skipped
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way; it is named and skipped
                 self.broken[entry.name] = f"{entry.path} from {entry.source}: {type(error).__name__}: {error}"
         return self.broken

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -99,15 +100,20 @@ def run_train(request: Request) -> int:
 
     config = request.resolved.config
     if request.common.dry_run:
-        return _dry_run(request, preview(config))
+        with _results_alone():
+            plan = preview(config)
+        return _dry_run(request, plan)
     if wants_torchrun(config):
+        with _results_alone():
+            preview(config)  # what is wrong with the target is told once, and not by each process at each of its starts
         exec_torchrun(config, request.arguments)
     place = find_place()
     if place is None:
         return _run_tool(request, train)
     if place.rank == 0:
         return _leave(lambda: _run_tool(request, train))
-    return _leave(lambda: _exit_code(train(config, sources=request.resolved.sources)))
+    with _results_alone():
+        return _leave(lambda: _exit_code(train(config, sources=request.resolved.sources)))
 
 
 def run_tune(request: Request) -> int:
@@ -160,7 +166,8 @@ def run_list(request: Request) -> int:
 def _list_targets(common: Common) -> int:
     from hotlap.targets import WORKLOADS
 
-    broken = WORKLOADS.check_plugins()
+    with _results_alone():
+        broken = WORKLOADS.check_plugins()
     rows = [{"name": e.name, "summary": e.summary, "from": e.source} for e in WORKLOADS if e.name not in broken]
     if common.json:
         _print_json({"targets": rows, "broken": broken})
@@ -189,8 +196,8 @@ def _list_runs(config: ListConfig, common: Common) -> int:
         except RecordError as error:
             rows.append({"run": run, "status": "unreadable", "headline": error.what})
             continue
-        why_not = record.notes[0] if record.notes and record.status == "failed" else ""
-        headline = record.verdict.headline if record.verdict else why_not
+        why_not = {"failed": record.notes[:1], "interrupted": record.notes[-1:]}.get(record.status, [])
+        headline = record.verdict.headline if record.verdict else "".join(why_not)
         rows.append({"run": run, "kind": record.kind, "status": record.status, "headline": headline})
     if common.json:
         _print_json({"runs": rows})
@@ -231,9 +238,14 @@ def _run_tool(request: Request, tool: Tool) -> int:
 
 
 def _with_progress(request: Request, tool: Tool) -> RunRecord:
-    with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door:
+    with ProgressDoor(_stderr(), quiet=_silent(request.common)) as door, _results_alone():
         emit: Emit = door
         return tool(request.resolved.config, emit, sources=request.resolved.sources)
+
+
+def _results_alone() -> AbstractContextManager[Any]:
+    """Keeps stdout for the result: what a user's model or plug-in prints in this process goes to stderr."""
+    return redirect_stdout(sys.stderr)
 
 
 def _exit_code(record: RunRecord) -> int:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import hotlap
-from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError, UnknownName, did_you_mean
+from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError, UnknownName, UsageError, did_you_mean
 from hotlap.cli.verbs import GROUPS, VERBS, WITHOUT_TORCH, Verb
 
 EXIT_INTERRUPTED = 130
@@ -30,6 +30,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line."""
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview())
         return EXIT_OK
@@ -56,6 +58,8 @@ def _dispatch(arguments: list[str]) -> int:
     words = 2 if arguments[0] in GROUPS else 1
     name = " ".join(arguments[:words])
     verb = VERBS.get(name)
+    if verb is None and name.startswith("-"):
+        raise UsageError(f"option {name!r} comes before a verb", expected="hotlap VERB [TARGET] [options]")
     if verb is None:
         raise UnknownName(f"unknown verb {name!r}", remedy=did_you_mean(name, [*VERBS, *GROUPS]))
     from hotlap.cli import options
@@ -69,8 +73,19 @@ def _dispatch(arguments: list[str]) -> int:
             f"'hotlap {name}' needs torch, which is not installed in {sys.prefix}",
             remedy="'pip install torch' installs it, and 'hotlap doctor' says which build suits this machine",
         )
+    _check_target(request.resolved.config)
     code: int = _handler(verb)(request)
     return code
+
+
+def _check_target(config: object) -> None:
+    """A mistyped name is told at once, also by --dry-run, and leaves no failed run behind."""
+    target = getattr(config, "target", "")
+    compares = getattr(config, "diff", "")  # then it stands for a second trace
+    if target and not compares:
+        from hotlap.targets import check_name
+
+        check_name(target)
 
 
 def _handler(verb: Verb) -> Any:

@@ -62,11 +62,13 @@ class ProgressDoor:
         self._last: dict[str, str] = {}
 
     def __enter__(self) -> ProgressDoor:
-        self._progress.start()
+        if self._console.is_terminal:  # elsewhere no bar is drawn, and its end would be an empty line
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("note", "warn"):

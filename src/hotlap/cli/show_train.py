@@ -37,7 +37,8 @@ def training_rows(record: RunRecord) -> list[tuple[str, str]]:
 def _reached(record: RunRecord, outcome: dict[str, Any]) -> str:
     if not outcome:
         return ""
-    epochs = f"{format_count(outcome['epoch'], 'epoch')} of {record.config.get('epochs')}"
+    whole = record.config.get("epochs")  # a bridge's record has none: its trainer counts them
+    epochs = format_count(outcome["epoch"], "epoch") + (f" of {whole}" if whole else "")
     resumed = f", resumed from step {outcome['resumed_from']}" if outcome.get("resumed_from") is not None else ""
     return f"step {outcome['step']}, {epochs}{resumed}"
 

@@ -14,13 +14,13 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-import hotlap
 from hotlap.base import events
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.base.events import Emit
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.alone import alone_in
 from hotlap.measure.process import freeze_error
+from hotlap.measure.worker import first_line, their_line
 from hotlap.records.codec import decode, encode
 
 
@@ -84,17 +84,16 @@ def train(job: dict[str, Any], stop: threading.Event, emit: Emit) -> Any:
 
 def explain(error: Exception, target: str) -> HotlapError:
     """An exception of the user's model or data as one of ours, with the line of theirs that it passed last."""
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    foreign = [Path(hotlap.__file__).parent]
-    foreign += [Path(sys.modules["torch"].__file__ or "").parent] if "torch" in sys.modules else []
-    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
-    frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
-    where = f"({frame.filename}:{frame.lineno})"
+    said, where = first_line(error), their_line(error)
     if is_out_of_memory(error):
         return OutOfMemory(
             f"memory ran out outside the training step of {target!r}: {said} {where}",
             remedy="Take a smaller --batch, or a smaller model; --resume goes on from the last checkpoint",
+        )
+    if "Expected more than 1 value per channel" in said:
+        return TargetError(
+            f"target {target!r} has a BatchNorm that met a single value for a channel: {said} {where}",
+            remedy="Take a --batch that leaves no single sample at the end of an epoch, or larger inputs",
         )
     return TargetError(
         f"target {target!r} raised {type(error).__name__} while it was trained: {said} {where}",

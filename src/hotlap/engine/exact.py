@@ -24,7 +24,7 @@ from hotlap.engine.undo import RandomState, StepStart, first_line, release_memor
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
 from hotlap.measure.dropout import key_dropout
 from hotlap.measure.recompute import find_blocks, recompute_blocks
-from hotlap.workload import Batch
+from hotlap.workload import Batch, sum_and_count
 
 __all__ = ["ExactStep", "Loss", "Say", "StepLost", "StepResult", "Team"]
 
@@ -284,7 +284,7 @@ class ExactStep:
 
     def _pass(self, part: Batch, *, divisor: Any = None, share: float = 1.0) -> Passed:
         """Forward and backward pass over a part; ``share`` is how many of its size would make the whole batch."""
-        loss, count = self._loss_of(part)
+        loss, count = sum_and_count(self._loss_of(part))
         if isinstance(count, Tensor) and count.requires_grad:
             count = count.detach()
         if divisor is None:

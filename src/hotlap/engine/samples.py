@@ -21,6 +21,8 @@ from hotlap.engine.packed import Packed, pack
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.workload import BadSample, Batch
 
+_ONE_BY_HAND = "Load it by hand to see why: data[{}]; only one that raises hotlap.workload.BadSample can be skipped"
+
 
 class Ticket(NamedTuple):
     """What to read: the share of an epoch's global batch ``position`` that begins with its sample ``offset``."""
@@ -103,7 +105,7 @@ class BatchReader(Dataset[tuple[Batch, Facts]]):
                 if not self.skip_bad:
                     break
             except Exception as error:  # noqa: BLE001 - whatever a dataset raises is told with the sample's index
-                return None, _failed(ticket, f"sample {index}", error, f"Load it by hand to see why: data[{index}]")
+                return None, _failed(ticket, f"sample {index}", error, _ONE_BY_HAND.format(index))
         facts = Facts(ticket=ticket, slots=tuple(slots), bad=tuple(bad))
         return self._collated(samples, facts) if samples else (None, facts)
 

@@ -23,7 +23,7 @@ from hotlap.engine.team_step import SplitWanted, TeamStep
 from hotlap.engine.trace import Trouble, place_of
 from hotlap.engine.undo import first_line
 from hotlap.measure.recompute import find_blocks
-from hotlap.workload import Batch
+from hotlap.workload import Batch, sum_and_count
 
 if TYPE_CHECKING:
     from hotlap.engine.distributed import ProcessTeam
@@ -114,7 +114,7 @@ class ShardedStep(TeamStep):
                 self.key.set_part(first_sample + begin, end - begin)
             self.model.set_requires_gradient_sync(number == num_passes - 1)  # type: ignore[operator]
             with self.team.sharing():
-                part, num = self._loss_of(take(batch, begin, end) if mine else self._repeated())
+                part, num = sum_and_count(self._loss_of(take(batch, begin, end) if mine else self._repeated()))
                 (part / sums.divisor if mine else part * 0.0).backward()
             if mine:
                 sums.add(part.detach(), num.detach() if isinstance(num, Tensor) else num)

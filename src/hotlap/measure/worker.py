@@ -10,8 +10,10 @@ import os
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
+import hotlap
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.jobs import find_job
@@ -54,12 +56,23 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     """An exception of the user's model as one of ours."""
     if is_out_of_memory(error):
         return out_of_memory(error, job.get("batch"), job.get("arm", ""))
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    inputs = " ".join(f"--input {text}" for text in job.get("inputs") or ())
+    check = f"Does {inputs} fit it (3x224x224; for token ids, 128:int64:32000)? If so, run" if inputs else "Run"
     return TargetError(
         f"target {job.get('target')!r} raised {type(error).__name__} while it was measured: {first_line(error)} "
-        f"({frame.filename}:{frame.lineno})",
-        remedy="Run one step of it by hand in Python to see the whole trace",
+        f"{their_line(error)}",
+        remedy=f"{check} one step of it by hand in Python to see the whole trace",
     )
+
+
+def their_line(error: Exception) -> str:
+    """The last line of the user's code, or of a library's, that an exception passed: not one of ours or of torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [Path(hotlap.__file__).parent]
+    foreign += [Path(sys.modules["torch"].__file__ or "").parent] if "torch" in sys.modules else []
+    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
+    frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
+    return f"({frame.filename}:{frame.lineno})"
 
 
 def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:

@@ -14,10 +14,10 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import HotlapError, LoaderDied, UsageError
 from hotlap.base.events import Emit
+from hotlap.engine.child import explain
 from hotlap.engine.config import TrainConfig, find_training
 from hotlap.engine.place import Place
 from hotlap.measure.process import freeze_error, revive_error
-from hotlap.measure.worker import explain
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.run import RunRecord, begin, load_record, run_folder, save, write_atomic
@@ -47,7 +47,7 @@ def train_in_team(config: TrainConfig, emit: Emit, sources: dict[str, str], plac
         pointer.failed(error)
         raise
     except Exception as error:
-        told = explain(error, {"target": config.target})
+        told = explain(error, config.target)
         pointer.failed(told)
         raise told from error
 

@@ -26,8 +26,7 @@ EXIT_INTERRUPTED = 130
 
 def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Trains a target; the record's folder holds checkpoints, metrics and what happened on the way."""
-    if not config.target:
-        raise ConfigError("no target was given", remedy="Name one, as in 'hotlap train unet', or give --resume")
+    _check_given(config)
     refuse_fsdp_alone(config)
     place = find_place()
     if place is not None:
@@ -55,6 +54,11 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     finally:
         emit(events.finish("train"))
     return _end(record, folder, done.outcome, done.restarts, workers=done.outcome.get("workers", 0), told=told)
+
+
+def _check_given(config: TrainConfig) -> None:
+    if not config.target:
+        raise ConfigError("no target was given", remedy="Name one, as in 'hotlap train unet', or give --resume")
 
 
 def _end(
@@ -137,6 +141,7 @@ def preview(config: TrainConfig) -> list[str]:
     """What a run with this config would do; nothing is trained."""
     from hotlap.targets import load_target
 
+    _check_given(config)
     workload = load_target(config.target, config.workload, config.input)
     data = workload.train_data()
     batch = config.batch or workload.default_batch

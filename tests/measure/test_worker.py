@@ -1,0 +1,51 @@
+"""What is said when a user's model raises, while it is measured or trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.base.errors import OutOfMemory, TargetError
+from hotlap.engine import child
+from hotlap.measure import worker
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    pytest.fail("nothing was raised")
+
+
+def test_the_line_that_is_named_is_the_user_s_and_not_torch_s():
+    error = raised(lambda: nn.Linear(3, 2)(torch.randn(1, 4)))
+    assert __file__ in worker.their_line(error)
+    assert str(worker.explain(error, {"target": "mine.py:net"})).count(f"({__file__}:") == 1
+
+
+def test_inputs_that_may_not_fit_are_asked_about():
+    error = raised(lambda: nn.Embedding(9, 2)(torch.randn(1, 4)))
+    told = worker.explain(error, {"target": "mine.py:net", "inputs": ["4", "3x8"]})
+    assert isinstance(told, TargetError)
+    for words in ("target 'mine.py:net' raised RuntimeError", "--input 4 --input 3x8", "128:int64:32000"):
+        assert words in str(told)
+    assert "--input" not in str(worker.explain(error, {"target": "unet"}))
+
+
+def test_a_single_value_for_a_batch_norm_is_told_with_what_helps():
+    error = raised(lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)))
+    told = str(child.explain(error, "mine.py:net"))
+    assert "'mine.py:net' has a BatchNorm" in told and "torch.Size([1, 2])" in told
+    assert "a --batch that leaves no single sample" in told
+
+
+def run_out():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def test_memory_that_ran_out_elsewhere_is_an_out_of_memory():
+    told = child.explain(raised(run_out), "unet")
+    assert isinstance(told, OutOfMemory) and told.exit_code == 5
+    assert "outside the training step of 'unet'" in str(told)
