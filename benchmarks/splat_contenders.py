@@ -75,7 +75,7 @@ class Ours:
 
 
 class Called:
-    """A library's call that takes gsplat's arguments, with autograd."""
+    """A library's call that takes gsplat's arguments, and ``backward()``, as trainings do both."""
 
     def __init__(self, call: Any, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
         self.leaves = {name: tensor.detach().requires_grad_() for name, tensor in splats.items()}
@@ -91,8 +91,11 @@ class Called:
             colors, _, _ = self.rasterize(**self.leaves, viewmats=view, Ks=self.intrinsics[:1])
         if v_colors is None:
             return colors, {}
-        found = torch.autograd.grad(colors, list(self.leaves.values()), v_colors)
-        return colors, dict(zip(self.leaves, found, strict=True))
+        colors.backward(v_colors)
+        found = {name: leaf.grad for name, leaf in self.leaves.items()}
+        for leaf in self.leaves.values():
+            leaf.grad = None
+        return colors, found
 
 
 class Gsplat(Called):
