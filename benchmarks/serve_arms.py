@@ -44,7 +44,10 @@ class Started:
         """Raises where the process has ended."""
         code = self.process.poll()
         if code is not None:
-            raise ServiceFailed(f"it ended with exit code {code} and said: {self.said[-2000:].strip() or 'nothing'}")
+            said = self.said.strip() or "nothing"
+            # The cause stands first; what follows may be its children, lost without it.
+            short = said if len(said) < 4000 else f"{said[:2000]} [...] {said[-2000:]}"
+            raise ServiceFailed(f"it ended with exit code {code} and said: {short}")
 
 
 @dataclass(frozen=True)
