@@ -61,6 +61,9 @@ class Keyword(Net):
 def needy(width):
     return mlp(width)
 
+def placed(width, /):
+    return mlp(width)
+
 def annotated(width: int | None = 8, label: str = "", size: "NoSuchType" = 3):
     return Full((width, label, size))
 
@@ -177,6 +180,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
             TargetError,
             ["needs 'width', which was not given", "--set workload.width=VALUE"],
         ),
+        ("models.py:placed", {"width": 3}, ["4"], TargetError, ["'models.py:placed' raised TypeError", "{'width': 3}"]),
         ("models.py:Net", {"width": "wide"}, ["4"], ConfigError, ["workload.width = 'wide'", "a whole number"]),
         ("unet", {"lr": "fast"}, [], ConfigError, ["workload.lr = 'fast'", "'unet'", "a number"]),
         ("models.py:Keyword", {}, ["4"], TargetError, ["forward(x, *, mask)", "--input 4", "'mask'", "predict()"]),

@@ -269,24 +269,19 @@ def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
 def _checked_options(target: str, factory: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The options as the factory's annotations want them; what it does not know, or lacks, is named."""
     try:
-        signature = inspect.signature(factory)
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return options
-    parameters = signature.parameters
     for key in options:
         if key not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise TargetError(f"target {target!r} has no option {key!r}", remedy=did_you_mean(key, parameters))
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        needed = [
-            n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        lacking = next(name for name in needed if name not in options)
-        raise TargetError(
-            f"the factory of target {target!r} needs {lacking!r}, which was not given",
-            remedy=f"Give it, as in --set workload.{lacking}=VALUE, or a default in the code",
-        ) from error
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in parameters.items():
+        if parameter.kind in by_name and parameter.default is parameter.empty and name not in options:
+            raise TargetError(
+                f"the factory of target {target!r} needs {name!r}, which was not given",
+                remedy=f"Give it, as in --set workload.{name}=VALUE, or a default in the code",
+            )
     kinds = _plain_kinds(factory, parameters)
     source = f"the options of target {target!r}"
     return {

@@ -52,6 +52,18 @@ def test_a_broken_plugin_is_named_and_the_others_work(plugged):
     assert known.get("ordered")() == {}
 
 
+def test_a_plugin_is_listed_with_what_it_says_of_itself(plugged, tmp_path, monkeypatch):
+    (tmp_path / "spoken.py").write_text(
+        'class Says:\n    """Not this."""\n    summary = "a net of mine"\n\n'
+        'def documented():\n    """The first line.\n\n    Another.\n    """\n\nclass Heir(Exception):\n    pass\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = plugged(*(point(name, f"spoken:{name}") for name in ("Says", "documented", "Heir")))
+    assert known.check_plugins() == {}
+    said = {entry.name: entry.summary for entry in known if entry.source == "acme-models"}
+    assert said == {"Says": "a net of mine", "documented": "The first line.", "Heir": "plug-in from acme-models"}
+
+
 def test_asking_for_a_broken_plugin_says_who_brought_it(plugged):
     known = plugged(point("gone", "no_such_package_at_all:make"))
     with pytest.raises(TargetError) as caught:

@@ -273,6 +273,14 @@ def test_progress_that_is_no_terminal_s_ends_without_an_empty_line(capsys):
     assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
 
 
+def test_a_stream_of_another_encoding_gets_the_nearest_signs(here):
+    write_record(here / "runs", headline="12 µs – no more ✓")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "hotlap", "show"], cwd=here, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"12 us - no more ?" in done.stdout
+
+
 def test_help_before_a_verb_is_that_verb_s_help(hotlap_cli):
     assert hotlap_cli("help", "compare").out == hotlap_cli("compare", "--help").out
     assert hotlap_cli("help", "mesh").out == hotlap_cli("mesh").out

@@ -66,6 +66,7 @@ def runs(tmp_path):
 
     make("train", "unet", "20260101-000000", epochs=7, batch=12, lr=0.5, workload={"size": 32})
     make("train", "bilstm", "20260102-000000", epochs=3)
+    make("train", "wide-net", "20260101-000001")
     make("bench", "unet", "20260103-000000")
     (tmp_path / "unet" / "20260104-000000").mkdir()
     (tmp_path / "unet" / "20260104-000000" / "record.json").write_text("{")
@@ -80,6 +81,7 @@ def runs(tmp_path):
         ("unet", "", "unet/20260101-000000"),
         ("20260101-000000", "", "unet/20260101-000000"),
         ("bilstm/20260102-000000", "", "bilstm/20260102-000000"),
+        ("wide net!", "", "wide-net/20260101-000001"),
     ],
 )
 def test_only_trainings_that_can_be_read_are_found(runs, text, target, found):

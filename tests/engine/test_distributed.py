@@ -258,3 +258,26 @@ def test_a_team_of_one_equals_none(tmp_path, monkeypatch, device, changes):
     finally:
         team.destroy()
     torch.testing.assert_close(got, want, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("rank", "telling", "reporting"),
+    [(0, "tell the others", "hear from the others"), (1, "hear from process 0", "report to process 0")],
+)
+def test_a_lost_connection_is_told_from_where_the_process_stands(monkeypatch, rank, telling, reporting):
+    def reset(*_, **__):
+        raise RuntimeError(
+            "[/build/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1958: Connection reset by peer. "
+            "This is typically caused by a remote worker hanging. Good luck!"
+        )
+
+    team = object.__new__(distributed.ProcessTeam)
+    team.rank, team.size, team._objects = rank, 2, None
+    monkeypatch.setattr(distributed.dist, "broadcast_object_list", reset)
+    monkeypatch.setattr(distributed.dist, "gather_object", reset)
+    for call, doing in ((team.same, telling), (team.gather, reporting)):
+        with pytest.raises(TeamLost) as lost:
+            call(1)
+        assert lost.value.what == (
+            f"process {rank} of 2 cannot {doing}: Read error [127.0.0.1]:1958: Connection reset by peer"
+        )

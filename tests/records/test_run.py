@@ -33,6 +33,7 @@ from hotlap.records.run import (
     RunRecord,
     begin,
     find_runs,
+    folder_name,
     load_record,
     resolve_run,
     run_folder,
@@ -231,6 +232,7 @@ def three_runs(tmp_path):
     saved(tmp_path, "demo", "20260101-000000")
     saved(tmp_path, "demo", "20260103-000000")
     saved(tmp_path, "other", "20260102-000000")
+    saved(tmp_path, folder_name("wide net, 2"), "20260101-000001")
     return tmp_path
 
 
@@ -239,6 +241,7 @@ def test_runs_are_found_newest_first(three_runs):
     assert [str(p.parent.relative_to(three_runs)) for p in find_runs(three_runs)] == [
         "demo/20260103-000000",
         "other/20260102-000000",
+        "wide-net-2/20260101-000001",
         "demo/20260101-000000",
     ]
     assert list(find_runs(three_runs / "nowhere")) == []
@@ -252,6 +255,7 @@ def test_runs_are_found_newest_first(three_runs):
         ("demo", "demo/20260103-000000"),
         ("demo/20260101-000000", "demo/20260101-000000"),
         ("20260101-000000", "demo/20260101-000000"),
+        ("wide net, 2", "wide-net-2/20260101-000001"),
     ],
 )
 def test_a_run_is_found_as_users_name_it(three_runs, text, found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import hotlap
 from hotlap.base.errors import ConfigError, RecordError, UsageError
 from hotlap.records.environment import capture
-from hotlap.records.measurement import Arm, Measurement
+from hotlap.records.measurement import Arm, Gate, GateCheck, Measurement
 from hotlap.records.run import begin, load_record, run_folder, save
 from hotlap.tools.compare import CompareConfig, compare
 
@@ -177,3 +178,42 @@ def test_the_same_from_a_script(write, tmp_path):
     record = hotlap.compare(write({"cpu": 10.0}), write({"cpu": 15.0}), runs=tmp_path / "runs")
     assert record.verdict.exit_code == 1
     assert record.config_sources["tolerance"] == "default"
+
+
+def spoilt(path, arm, *, error="", timed=False):
+    """The record at ``path`` with an arm that failed, or whose answer was wrong."""
+    record = load_record(path)
+    check = GateCheck(name="outputs", error=0.5, allowed=0.06, passed=False)
+    record = dataclasses.replace(
+        record,
+        arms=[dataclasses.replace(a, error=error) if a.name == arm else a for a in record.arms],
+        measurements=[m for m in record.measurements if timed or m.arm != arm],
+        gates=[] if error else [Gate(arm=arm, passed=False, checks=[check], reference="float64 on the CPU")],
+    )
+    return save(record, Path(path).parent).path
+
+
+@pytest.mark.parametrize("only", [None, "cpu:bf16"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("", "cpu:bf16 gives a wrong answer now: outputs error 5.0e-1, allowed 6.0e-2"),
+     ("RuntimeError: no such kernel", "cpu:bf16 gives no time now: RuntimeError: no such kernel")],
+)  # fmt: skip
+def test_an_arm_that_went_wrong_is_a_regression(write, judge, error, words, only):
+    before, after = write({"cpu": 10.0, "cpu:bf16": 5.0}), write({"cpu": 10.0, "cpu:bf16": 5.0})
+    record, _ = judge(before, spoilt(after, "cpu:bf16", error=error), arm=only)
+    assert (record.verdict.outcome, record.verdict.exit_code) == ("regression", 1)
+    assert record.verdict.headline == f"Regression: {words}"
+    assert [c.arm for c in record.comparisons] == ([] if only else ["cpu"])
+
+
+def test_an_arm_that_was_wrong_before_or_is_not_asked_about_is_none(write, judge):
+    before, after = (spoilt(write({"cpu": 10.0, "cpu:bf16": 5.0}), "cpu:bf16") for _ in range(2))
+    assert judge(before, after)[0].verdict.outcome == "no regression"
+    right = write({"cpu": 10.0, "cpu:bf16": 5.0})
+    assert judge(right, after, arm="cpu")[0].verdict.outcome == "no regression"
+
+
+def test_the_only_arm_gone_wrong_is_a_regression_and_no_error(write, judge):
+    record, _ = judge(write({"cpu": 10.0}), spoilt(write({"cpu": 10.0}), "cpu", timed=True))
+    assert record.verdict.headline.startswith("Regression: cpu gives a wrong answer now")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -82,12 +82,24 @@ class Registry:
             ) from error
 
     def check_plugins(self) -> dict[str, str]:
-        """Tries to import every plug-in; the broken ones by name, with the reason. One failure stops no other."""
+        """Tries to import every plug-in; the broken ones by name, with the reason. One failure stops no other.
+
+        Those that load are listed from then on with what they say of themselves.
+        """
         for entry in self:
             if entry.source == "hotlap":
                 continue
             try:
-                entry.load()
+                said = _own_summary(entry.load())
+                self._entries[entry.name] = replace(entry, summary=said or entry.summary)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way; it is named and skipped
                 self.broken[entry.name] = f"{entry.path} from {entry.source}: {type(error).__name__}: {error}"
         return self.broken
+
+
+def _own_summary(thing: Any) -> str:
+    """A thing's ``summary``, or its docstring's first line; not a docstring that a class has from its base."""
+    summary = getattr(thing, "summary", "")
+    doc = vars(thing).get("__doc__") if isinstance(thing, type) else getattr(thing, "__doc__", "")
+    said = summary if isinstance(summary, str) and summary else doc
+    return said.strip().partition("\n")[0] if isinstance(said, str) else ""

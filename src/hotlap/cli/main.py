@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -20,7 +22,23 @@ EXIT_INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """The process's entry; never returns."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _print_anywhere()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _print_anywhere() -> None:
+    """What a terminal cannot show, such as the µ of µs where it takes ASCII alone, becomes something near it."""
+    near = str.maketrans({"µ": "u", "–": "-", "×": "x"})
+
+    def nearest(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        text = error.object[error.start : error.end].translate(near)
+        return "".join(sign if sign.isascii() else "?" for sign in text), error.end
+
+    codecs.register_error("hotlap-nearest", nearest)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="hotlap-nearest")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer
-from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, load_record
+from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, folder_name, load_record
 
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
@@ -189,7 +189,7 @@ def find_training(text: str, runs: Path, target: str = "") -> RunRecord:
 def _search(text: str, runs: Path, target: str) -> RunRecord:
     for file in find_runs(runs):
         run, stamp = file.parent.parent.name, file.parent.name
-        if text not in ("latest", run, stamp, f"{run}/{stamp}"):
+        if text not in ("latest", stamp, f"{run}/{stamp}") and folder_name(text) != run:
             continue
         try:
             record = load_record(file)

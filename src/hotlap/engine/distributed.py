@@ -31,6 +31,8 @@ PATIENCE = timedelta(days=7)
 """How long objects are waited for: the first process may evaluate or save as long as it takes. Should it die instead,
 its connections close, which ends the wait at once."""
 _CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
+_GLOO_FRAME = re.compile(r"^\[\S+:\d+\] |\. This is typically caused by .*$")
+"""What stands around gloo's message: a line of its own source, and advice that speaks of other programs."""
 
 
 class TeamLost(WorkerDied):
@@ -119,13 +121,13 @@ class ProcessTeam:
 
     def same(self, value: Any) -> Any:
         holder = [value if self.rank == 0 else None]
-        with self._together("hear from process 0"):
+        with self._together("hear from process 0" if self.rank else "tell the others"):
             dist.broadcast_object_list(holder, src=0, group=self._objects)
         return holder[0]
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        with self._together("report to process 0"):
+        with self._together("report to process 0" if self.rank else "hear from the others"):
             dist.gather_object(value, found, dst=0, group=self._objects)
         return found or []
 
@@ -208,7 +210,7 @@ class ProcessTeam:
 
     def _lost(self, doing: str, error: Exception) -> TeamLost:
         return TeamLost(
-            f"process {self.rank} of {self.size} cannot {doing}: {first_line(error)}",
+            f"process {self.rank} of {self.size} cannot {doing}: {_GLOO_FRAME.sub('', first_line(error))}",
             remedy="Another process ended or hangs; what it said first tells why",
         )
 

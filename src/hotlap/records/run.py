@@ -73,7 +73,7 @@ def now() -> str:
 
 def run_folder(root: Path, name: str) -> Path:
     """A new, empty ``root/<name>/<timestamp>``; a suffix keeps two runs of one second apart."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    safe = folder_name(name)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     for attempt in range(1000):
         folder = root / safe / (stamp if attempt == 0 else f"{stamp}.{attempt}")
@@ -88,6 +88,11 @@ def run_folder(root: Path, name: str) -> Path:
             ) from error
         return folder
     raise StorageError(f"no free name under {str(root / safe)!r}")
+
+
+def folder_name(name: str) -> str:
+    """What a run's name becomes as a folder's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -203,6 +208,9 @@ def resolve_run(text: str, root: Path) -> Path:
                 inside = sorted((file.parent / STAGES / stage).glob(f"*/{RECORD_NAME}"))
                 if inside:
                     return inside[-1]
+    for file in runs:
+        if file.parent.parent.name == folder_name(text):  # a name as it was given, such as "wide net"
+            return file
     raise RecordError(
         f"no run {text!r} under {str(root)!r}",
         expected="a path to a record or its folder, 'latest', a name, name/timestamp, or lap/stage",

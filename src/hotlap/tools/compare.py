@@ -10,9 +10,9 @@ from pathlib import Path
 from hotlap.base import events, stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, ConfigError, RecordError, UsageError
 from hotlap.base.events import Emit, ignore
-from hotlap.base.format import format_percent, format_ratio
+from hotlap.base.format import format_error, format_percent, format_ratio
 from hotlap.records.environment import capture
-from hotlap.records.measurement import Comparison, Verdict
+from hotlap.records.measurement import Comparison, GateCheck, Verdict
 from hotlap.records.run import RunRecord, begin, load_record, now, resolve_run, run_folder, save
 
 
@@ -48,7 +48,8 @@ def compare(config: CompareConfig, emit: Emit = ignore, *, sources: dict[str, st
     notes = _check_alike(before, after, config.force) + _note_missing(before, after)
     for text in notes:
         emit(events.warn(text))
-    arms = _common_arms(before, after, config)
+    broken = _broken(before, after, config.arm)
+    arms = _common_arms(before, after, config, may_be_none=bool(broken))
     comparisons = [_compare_arm(before, after, arm, config) for arm in arms]
     record = begin("compare", f"compare-{after.name}", config, sources or {}, capture(import_torch=False))
     record = dataclasses.replace(
@@ -58,7 +59,7 @@ def compare(config: CompareConfig, emit: Emit = ignore, *, sources: dict[str, st
         comparisons=comparisons,
         notes=notes,
         extra={"before": before.path, "after": after.path},
-        verdict=_verdict(comparisons, config.tolerance),
+        verdict=_verdict(comparisons, config.tolerance, broken),
     )
     return save(record, run_folder(config.runs, record.name))
 
@@ -96,18 +97,40 @@ def _note_missing(before: RunRecord, after: RunRecord) -> list[str]:
     return [f"Not compared, because only one record has it: {', '.join(alone)}."] if alone else []
 
 
-def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig) -> list[str]:
+def _broken(before: RunRecord, after: RunRecord, only: str | None) -> list[str]:
+    """Arms that were right and timed before, and now give a wrong answer or none at all, with the reason."""
+    found = []
+    for arm in after.arms:
+        was_well = before.samples(arm.name, "wall") and not _wrong(before, arm.name)
+        if not was_well or only not in (None, arm.name):
+            continue
+        wrong = _wrong(after, arm.name)
+        if wrong is not None:
+            figures = f"error {format_error(wrong.error)}, allowed {format_error(wrong.allowed)}"
+            found.append(f"{arm.name} gives a wrong answer now: {wrong.name} {figures}")
+        elif arm.error:
+            found.append(f"{arm.name} gives no time now: {arm.error}")
+    return found
+
+
+def _wrong(record: RunRecord, arm: str) -> GateCheck | None:
+    checks = [check for gate in record.gates if gate.arm == arm for check in gate.checks]
+    return next((check for check in checks if not check.passed), None)
+
+
+def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig, *, may_be_none: bool) -> list[str]:
     def timed(record: RunRecord) -> list[str]:
         return [arm.name for arm in record.arms if record.samples(arm.name, config.quantity)]
 
     arms = [name for name in timed(before) if name in timed(after)]
     if config.arm is not None:
-        if config.arm not in arms:
+        arms = [name for name in arms if name == config.arm]
+        if not arms and not may_be_none:
             raise RecordError(
-                f"arm {config.arm!r} was not timed in both records", expected=", ".join(arms) or "a common arm"
+                f"arm {config.arm!r} was not timed in both records",
+                expected=", ".join(name for name in timed(before) if name in timed(after)) or "a common arm",
             )
-        return [config.arm]
-    if not arms:
+    elif not arms and not may_be_none:
         raise RecordError(
             f"the records share no arm with {config.quantity!r} samples",
             expected=f"one of {timed(before)} in both; the second has {timed(after)}",
@@ -141,8 +164,13 @@ def _compare_arm(before: RunRecord, after: RunRecord, arm: str, config: CompareC
     )
 
 
-def _verdict(comparisons: Sequence[Comparison], tolerance: float) -> Verdict:
+def _verdict(comparisons: Sequence[Comparison], tolerance: float, broken: Sequence[str]) -> Verdict:
     lines = [f"{c.arm}: {c.verdict}, {format_ratio(c.ratio, c.low, c.high)} the speed; {c.reason}" for c in comparisons]
+    if broken:
+        headline = f"Regression: {broken[0]}"
+        return Verdict(
+            outcome="regression", headline=headline, exit_code=EXIT_CHECK_FAILED, lines=[*broken[1:], *lines]
+        )
     kinds = {c.verdict for c in comparisons}
     if "slower" in kinds:
         worst = min((c for c in comparisons if c.verdict == "slower"), key=lambda c: c.ratio)
