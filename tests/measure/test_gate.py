@@ -114,6 +114,26 @@ def test_a_fault_that_shows_only_in_half_precision_is_red_there_and_green_elsewh
     assert checks <= set(red(gate))
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_numbers_that_are_never_finite_are_red_for_nothing_was_compared(number, mode):
+    gate = keeper(lambda: Faulty(mlp(), lambda inner, x: inner(x) * number), mode=mode).judge(parse_arm("cpu"))
+    assert "outputs" in red(gate)
+    assert all(math.isfinite(check.allowed) for check in gate.checks)
+    assert "plain float32 is not finite there" in gate.checks[0].detail
+
+
+def test_plain_float32_that_overflows_excuses_no_other_arm():
+    """Rounded to float64's range all is well, and the yardstick of float32 is not."""
+
+    def overflow(inner, x):
+        return inner(x) + (0.0 if x.dtype == torch.float64 else math.inf)
+
+    made = keeper(lambda: Faulty(mlp(), overflow), mode="infer")
+    assert red(made.judge(parse_arm("cpu"))) == ["outputs"]
+    assert red(made.judge(parse_arm("cpu:bf16"))) == ["outputs"]
+
+
 def test_a_wrong_gradient_alone_is_red_though_outputs_are_right():
     gate = keeper(lambda: Faulty(mlp(), lambda inner, x: ScaledBackward.apply(inner(x)) if in_autocast() else inner(x)))
     found = gate.judge(parse_arm("cpu:bf16"))

@@ -56,6 +56,7 @@ MOST_MOVED = {"outputs": 0.1, "gradients": 0.9, "worst gradient": 2.0, "loss tra
 than none at all."""
 MAX_DRIFT = 1e-6
 """Two builds in float64 agree to some 1e-16, and to 1e-9 where the problem is very ill-conditioned."""
+NOT_FINITE = "plain float32 is not finite there, so that nothing can be compared; predict() and loss() should be finite"
 
 
 @dataclass(frozen=True)
@@ -166,14 +167,21 @@ class GateKeeper:
         share: float,
         detail: str = "",
     ) -> GateCheck:
-        error = error_of(got)
-        allowed = ERROR_FACTOR[spec.precision] * error_of(self.yardstick) + share
+        error, plain = error_of(got), self._plain_error(error_of)
+        if not math.isfinite(error_of(self.yardstick)):
+            detail = f"{detail}; {NOT_FINITE}" if detail else NOT_FINITE
+        allowed = ERROR_FACTOR[spec.precision] * plain + share
         if not error <= allowed and math.isfinite(error):
             short = spec.precision in DIGITS
             more, note = self._by_rounding(spec, error_of) if short else self._by_nudges(error, error_of)
             allowed = max(allowed, min(more, MOST_MOVED[name]))
             detail = f"{detail}; {note}" if detail else note
         return GateCheck(name=name, error=error, allowed=allowed, passed=error <= allowed, detail=detail)
+
+    def _plain_error(self, error_of: Callable[[Evidence], float]) -> float:
+        """That of plain float32; none where it is not finite, for it would excuse any other."""
+        error = error_of(self.yardstick)
+        return error if math.isfinite(error) else 0.0
 
     def _by_rounding(self, spec: ArmSpec, error_of: Callable[[Evidence], float]) -> tuple[float, str]:
         """What a short format may lose of a problem that rounding alone moves far, and the finding in words."""
@@ -182,7 +190,7 @@ class GateKeeper:
 
     def _by_nudges(self, error: float, error_of: Callable[[Evidence], float]) -> tuple[float, str]:
         """What float32 may lose of a problem in which its last digit matters, and the finding in words."""
-        most = error_of(self.yardstick)
+        most = self._plain_error(error_of)
         for number in range(NUDGES):
             if ERROR_FACTOR["fp32"] * most >= error:
                 break  # each further one takes as long as an arm

@@ -15,7 +15,7 @@ from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.measure.arms import ArmSpec, check_mode
 from hotlap.measure.graph import GraphedStep
-from hotlap.workload import Batch, Workload
+from hotlap.workload import Batch, Workload, sum_and_count
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +200,7 @@ class Session:
     def backward_on(self, batch: Batch) -> Tensor:
         """The mean loss of a batch; its gradients are left in the model, unscaled."""
         with self.autocast():
-            total, count = self.workload.loss(self.model, batch)
+            total, count = sum_and_count(self.workload.loss(self.model, batch))
             loss = total / count
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return loss.detach()
