@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tiny_training import assert_same, batches, masked_loss, model_of, sgd, weights
 from torch import nn
 
+from hotlap.base.errors import UsageError
 from hotlap.engine.exact import ExactStep
 from hotlap.engine.sums import drop_gradients, not_zero
 
@@ -41,10 +44,10 @@ def test_steps_that_are_not_split_are_those_of_a_bare_loop_to_the_last_bit(kind,
     assert_same(weights(mine), weights(bare))
 
 
-def test_a_loss_that_is_not_one_number_is_still_refused():
+def test_a_loss_that_is_not_one_number_is_refused_with_its_shape():
     model = model_of()
     step = ExactStep(model, sgd(model), lambda m, b: (m(b[0]).sum(1), len(b[0])))
-    with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
+    with pytest.raises(UsageError, match=re.escape("a sum of shape [") + r".*Expected one number"):
         step(batches(1)[0])
 
 
