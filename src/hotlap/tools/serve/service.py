@@ -78,6 +78,8 @@ class Service:
         self._desk = desk or LocalDesk(servables)
         self._desk_ready, self._desk_failed = False, ""
         self._changed = threading.Condition()
+        self.leaving = False
+        """Told to stop: not ready any more, though what comes over open connections is still answered."""
         self.draining = False
 
     def start(self) -> None:
@@ -126,7 +128,8 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return not self.draining and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
+        staying = not (self.leaving or self.draining)
+        return staying and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
 
     @property
     def models(self) -> list[str]:
@@ -276,7 +279,7 @@ class Service:
         """How things stand, as JSON."""
         return {
             "ready": self.is_ready,
-            "draining": self.draining,
+            "draining": self.leaving or self.draining,
             "workers": [{"device": w.device, "state": w.state} for w in self.workers],
             "models": {name: self._model_status(name) for name in self._models},
         }
