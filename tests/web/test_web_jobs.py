@@ -55,10 +55,12 @@ def test_a_job_is_taken_watched_and_its_results_are_kept(open_store, no_hang):
 def test_what_one_service_did_not_finish_the_next_one_does(open_store, no_hang):
     runner, service = bright_service(max_delay_s=0.0)
     runner.gate, runner.entered = threading.Event(), threading.Event()
-    with client_of(service, store=open_store()) as client:
+    first = open_store()
+    with client_of(service, store=first) as client:
         job = begin(client, picture(), picture()).json()["id"]
         assert runner.entered.wait(20)
         threading.Timer(0.3, runner.gate.set).start()
+    first.close()
     _, second = bright_service(max_delay_s=0.0)
     with client_of(second, store=open_store()) as client:
         while client.get(f"{JOBS}/{job}").json()["state"] != "done":
