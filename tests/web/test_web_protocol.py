@@ -6,9 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 from web_fakes import MEMORY, bright_service, client_of
+
+from hotlap.base.errors import DataError
+from hotlap.measure.servable import Signature, TensorSpec
+from hotlap.web.tensors import encode_infer, parse_infer
 
 INFER = "/v2/models/bright/infer"
 
@@ -108,6 +113,32 @@ def test_wrong_requests_are_told_what_is_wrong(client, body, status, words):
 def test_a_header_length_that_lies_is_refused(client):
     answer = client.post(INFER, content=b"{}", headers={"Inference-Header-Content-Length": "999"})
     assert (answer.status_code, "= '999'" in answer.json()["error"]) == (422, True)
+
+
+def test_only_the_outputs_that_are_named_are_sent_and_numbers_are_taken_as_they_are():
+    def spec(name, dtype="float32"):
+        return TensorSpec(name=name, dtype=dtype, shape=(2,))
+
+    whole = Signature(inputs=(spec("x", "uint8"),), outputs=(spec("a"), spec("b")), rows=1, arm="fake")
+    body = {"id": None, "inputs": [{"name": "x", "shape": [1, 2], "datatype": "UINT8", "data": [1, 255]}]}
+    outputs = (torch.zeros(1, 2), torch.ones(1, 2))
+
+    def answered(**more):
+        request = parse_infer(json.dumps({**body, **more}).encode(), None, whole)
+        content, length = encode_infer("m", request, outputs, whole)
+        said = json.loads(content[:length])
+        assert "id" not in said
+        return [(entry["name"], entry.get("data")) for entry in said["outputs"]]
+
+    assert answered() == answered(outputs=[]) == [("a", [0.0, 0.0]), ("b", [1.0, 1.0])]
+    assert answered(outputs=[{"name": "b"}]) == [("b", [1.0, 1.0])]
+    assert answered(outputs=[{"name": "b"}], parameters={"binary_data_output": True}) == [("b", None)]
+    with pytest.raises(DataError, match="Inference-Header-Content-Length = '²'"):
+        parse_infer(b"{}", "²", whole)
+    for wrong in ([1.5, 0], [-1, 0]):
+        body["inputs"][0]["data"] = wrong
+        with pytest.raises(DataError, match="data of input 'x' holds numbers that are no uint8"):
+            answered()
 
 
 def test_an_unknown_model_is_not_found(client):

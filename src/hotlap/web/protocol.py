@@ -26,6 +26,11 @@ TENSOR: dict[str, Any] = {
         "parameters": {"type": "object"},
     },
 }
+WANTED: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+}
 INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -36,6 +41,7 @@ INFER_BODY: dict[str, Any] = {
                 "properties": {
                     "id": {"type": "string"},
                     "inputs": {"type": "array", "items": TENSOR},
+                    "outputs": {"type": "array", "items": WANTED},
                     "parameters": {"type": "object", "properties": {"deadline_s": {"type": "number"}}},
                 },
             },
