@@ -142,9 +142,8 @@ def _from_json(name: str, data: Any, shape: list[int], dtype: Any) -> Any:
         exact = torch.tensor(data) if _is_whole(dtype) else None
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise DataError(f"data of input {name!r} is not a tensor: {error}") from error
-    if exact is not None and not torch.equal(
-        tensor.to(exact.dtype), exact
-    ):  # torch cuts 1.5 to 1 and turns -1 into 255
+    # torch cuts 1.5 to 1 and turns -1 into 255.
+    if exact is not None and not torch.equal(tensor.to(exact.dtype), exact):
         raise DataError(f"data of input {name!r} holds numbers that are no {_dtype(tensor)}")
     if tensor.numel() != math.prod(shape):
         raise ShapeError(f"data of input {name!r} holds {tensor.numel()} values", expected=f"shape {shape}")
