@@ -173,3 +173,18 @@ def test_openapi_describes_every_route(client):
     assert {"/metrics", *(f"/api/v1/{name}" for name in others)} <= set(said["paths"])
     examples = {path: json.dumps(said["paths"][path]["post"]["requestBody"]) for path in running}
     assert all("example" in text for text in examples.values()), examples
+
+
+def test_examples_of_the_description_are_answered_when_they_are_sent(client):
+    said = client.get("/openapi.json").json()
+    infer = said["paths"]["/v2/models/{model}/infer"]["post"]
+    (model,) = (one["schema"]["example"] for one in infer["parameters"] if one["name"] == "model")
+    answer = client.post(
+        f"/v2/models/{model}/infer", json=infer["requestBody"]["content"]["application/json"]["example"]
+    )
+    assert (answer.status_code, answer.json()["outputs"][0]["shape"]) == (200, [1, 2, 4, 4])
+    for schema, path in (("DrawnPicture", "measure"), ("DrawnPictures", "export/csv")):
+        sent = client.post(f"/api/v1/{path}", json=said["components"]["schemas"][schema]["example"])
+        assert sent.status_code == 200, sent.text
+    form = said["paths"]["/api/v1/segment"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["model"]["example"] == "bright"

@@ -20,6 +20,7 @@ from hotlap.tools.serve import Service
 from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
 from hotlap.web.editing import editing_routes
+from hotlap.web.examples import add_examples
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
 from hotlap.web.job_routes import job_routes
@@ -93,6 +94,7 @@ def create_app(
             expose_headers=["Retry-After", HEADER_LENGTH, "Content-Disposition"],
         )
     add_page(app)
+    add_examples(app, service)
     return app
 
 
