@@ -42,6 +42,10 @@ def test_health_and_metadata(client):
     assert client.get("/v2").json()["name"] == "hotlap"
     about = client.get("/v2/models/bright").json()
     assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 4, 4]}]
+    assert [client.get(f"/v2/models/bright/versions/{version}").json() for version in about["versions"]] == [about]
+    assert client.get("/v2/models/bright/versions/1/ready").status_code == 200
+    assert client.get("/v2/models/bright/versions/2").status_code == 404
+    assert client.post("/v2/models/bright/versions/1/infer", json=infer_body()).status_code == 200
     assert about["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 2, 4, 4]}]
 
 

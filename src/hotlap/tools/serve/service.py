@@ -70,6 +70,9 @@ class Service:
         self.settings = settings or ServiceSettings()
         self.counters, self.line, self._clock = Counters(), Line(), clock
         self._models = {name: _Model(servable) for name, servable in servables.items()}
+        for name in servables:  # a monitor sees no rise of what was not there before
+            for counter in ("shed_total", "expired_total", "oom_splits_total", "retried_total"):
+                self.counters.count(counter, 0.0, model=name)
         self.workers = [
             DeviceWorker(runner, self.line, self.counters, clock=clock, sleep=sleep, on_change=self._workers_changed)
             for runner in runners
