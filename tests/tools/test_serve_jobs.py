@@ -92,3 +92,15 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "jobs.sqlite").write_bytes(b"not a database, but long enough to be taken for one" * 20)
     with pytest.raises(StorageError, match=r"jobs = .*jobs\.sqlite' cannot be opened"):
         JobStore(tmp_path / "jobs.sqlite")
+
+
+def test_two_services_cannot_share_the_jobs_of_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("hotlap.tools.serve.jobs.BUSY_S", 0.05)
+    first = JobStore(tmp_path / "jobs.sqlite")
+    job = first.add("bright", {}, FILES)
+    first.take(1)
+    with pytest.raises(StorageError, match=r"jobs = .*jobs\.sqlite' cannot be opened: database is locked.*--jobs"):
+        JobStore(tmp_path / "jobs.sqlite")
+    assert states(first, job) == ["running", "waiting", "waiting"]
+    first.close()
+    JobStore(tmp_path / "jobs.sqlite").close()

@@ -27,6 +27,10 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, canvas
   .filter((element) => !["alert", "status", "tabpanel"].includes(element.getAttribute("role")))
   .filter((element) => !(element.getAttribute("aria-label") || element.textContent.trim() || element.closest("label")))
   .map((element) => element.outerHTML.slice(0, 200))"""
+OFF_SCREEN = """() => [document.documentElement, ...document.querySelectorAll("#bar button, #bar select, #bar input")]
+  .filter((element) => element.checkVisibility())
+  .filter((element) => Math.max(element.getBoundingClientRect().right, element.scrollWidth) > innerWidth + 1)
+  .map((element) => element.id || element.tagName)"""
 LOOSE_WORDS = """() => {
   const loose = [];
   const outside = (element) => !element.closest("[translate=no], option, noscript, style, script, title");
@@ -280,6 +284,13 @@ def test_every_word_changes_with_the_language(chromium, no_hang):
         assert tab.evaluate(NAMELESS) == []
         tab.select_option("#language", "cs")
         expect(tab.locator("#tab-objects")).to_contain_text("Objekty")
+        wide = tab.viewport_size
+        tab.set_viewport_size({"width": 360, "height": 800})
+        for language in ("de", "es"):
+            tab.select_option("#language", language)
+            expect(tab.locator("html")).to_have_attribute("lang", language)
+            assert tab.evaluate(OFF_SCREEN) == []
+        tab.set_viewport_size(wide)
         tab.select_option("#language", "zh")
         expect(tab.locator("html")).to_have_attribute("lang", "zh")
         expect(tab.locator("#tally")).to_contain_text("3 张图片")

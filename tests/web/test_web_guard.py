@@ -36,6 +36,7 @@ def test_pages_of_other_sites_may_not_call_unless_they_are_listed():
         allowed = client.post(SEGMENT, content=picture(), headers={"Origin": "https://lab.example"})
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://lab.example"
+        assert "Retry-After" in allowed.headers["access-control-expose-headers"], "else a page cannot read it"
         assert client.post(SEGMENT, content=picture(), headers={"Origin": "http://127.0.0.1"}).status_code == 200
 
 
@@ -44,6 +45,14 @@ def test_a_name_that_was_bent_to_this_machine_is_refused():
     with client_of(service, base_url="http://evil.example") as client:
         answer = client.get("/api/v1/status")
         assert (answer.status_code, "'evil.example'" in answer.json()["error"]) == (403, True)
+
+
+@pytest.mark.parametrize(("header", "value"), [("Host", "["), ("Origin", "http://[")])
+def test_a_header_that_is_no_address_is_refused(header, value):
+    _, service = bright_service()
+    with client_of(service) as client:
+        answer = client.get("/api/v1/status", headers={header: value})
+        assert (answer.status_code, repr(value) in answer.json()["error"]) == (403, True), answer.text
 
 
 def test_a_body_without_a_length_stops_at_the_limit():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 pytest.importorskip("fastapi")
-from web_fakes import bright_service, client_of, picture
+from web_fakes import bright_service, client_of, listening, picture
 
 from hotlap.tools.serve.jobs import JobStore
 
@@ -55,10 +55,12 @@ def test_a_job_is_taken_watched_and_its_results_are_kept(open_store, no_hang):
 def test_what_one_service_did_not_finish_the_next_one_does(open_store, no_hang):
     runner, service = bright_service(max_delay_s=0.0)
     runner.gate, runner.entered = threading.Event(), threading.Event()
-    with client_of(service, store=open_store()) as client:
+    first = open_store()
+    with client_of(service, store=first) as client:
         job = begin(client, picture(), picture()).json()["id"]
         assert runner.entered.wait(20)
         threading.Timer(0.3, runner.gate.set).start()
+    first.close()
     _, second = bright_service(max_delay_s=0.0)
     with client_of(second, store=open_store()) as client:
         while client.get(f"{JOBS}/{job}").json()["state"] != "done":
@@ -80,3 +82,44 @@ def test_a_job_can_be_cancelled_and_bad_ones_are_refused(open_store, no_hang):
         assert client.post(JOBS, content=b"1").status_code == 422
         assert client.post(JOBS, files={"other": b"1"}).status_code == 422
         assert client.get(f"{JOBS}/nothing/events").status_code == 404
+
+
+def watched(client, job, then):
+    """The states that a watcher of a job hears; ``then`` is done once it has heard the first."""
+    heard = []
+    with client.stream("GET", f"{JOBS}/{job}/events") as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                heard.append(json.loads(line[6:])["state"])
+                if len(heard) == 1:
+                    then()
+    return heard
+
+
+def test_who_watches_a_job_is_let_go_when_it_is_deleted_or_the_service_stops(open_store, no_hang, caplog):
+    import httpx
+
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with listening(service, store=open_store()) as (host, port):
+        with httpx.Client(base_url=f"http://{host}:{port}") as client:
+            kept, deleted = (begin(client, picture()).json()["id"] for _ in range(2))
+            assert set(watched(client, deleted, lambda: client.delete(f"{JOBS}/{deleted}"))) == {"running"}
+            assert client.get("/v2/health/ready").status_code == 200
+            assert set(watched(client, kept, lambda: setattr(service, "leaving", True))) == {"running"}
+            assert client.get("/v2/health/ready").status_code == 503
+        runner.gate.set()
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+
+def test_files_of_a_job_may_stand_in_line_for_longer_than_a_client_would_wait(open_store, no_hang):
+    runner, service = bright_service(max_delay_s=0.0, deadline_s=0.2)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with client_of(service, store=open_store()) as client:
+        job = begin(client, *[picture()] * 6).json()["id"]
+        assert runner.entered.wait(20)
+        threading.Timer(0.5, runner.gate.set).start()
+        while (status := client.get(f"{JOBS}/{job}").json())["state"] == "running":
+            time.sleep(0.01)
+    assert (status["done"], status["failed"]) == (6, 0)
+    assert service.counters.value("expired_total") == 0

@@ -123,6 +123,7 @@ def test_a_file_name_is_never_opened(client, tmp_path):
 def test_a_full_queue_says_when_to_come_back_and_a_deadline_ends_the_waiting(no_hang):
     runner, service = bright_service(max_delay_s=0.0, queue_rows=4)
     with client_of(service) as client:
+        assert 'hotlap_shed_total{model="bright"} 0' in client.get("/metrics").text
         runner.gate, runner.entered = threading.Event(), threading.Event()
         busy = threading.Thread(target=send, args=(client, picture()))
         busy.start()

@@ -6,9 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 from web_fakes import MEMORY, bright_service, client_of
+
+from hotlap.base.errors import DataError
+from hotlap.measure.servable import Signature, TensorSpec
+from hotlap.web.tensors import encode_infer, parse_infer
 
 INFER = "/v2/models/bright/infer"
 
@@ -37,6 +42,10 @@ def test_health_and_metadata(client):
     assert client.get("/v2").json()["name"] == "hotlap"
     about = client.get("/v2/models/bright").json()
     assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3, 4, 4]}]
+    assert [client.get(f"/v2/models/bright/versions/{version}").json() for version in about["versions"]] == [about]
+    assert client.get("/v2/models/bright/versions/1/ready").status_code == 200
+    assert client.get("/v2/models/bright/versions/2").status_code == 404
+    assert client.post("/v2/models/bright/versions/1/infer", json=infer_body()).status_code == 200
     assert about["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 2, 4, 4]}]
 
 
@@ -110,6 +119,32 @@ def test_a_header_length_that_lies_is_refused(client):
     assert (answer.status_code, "= '999'" in answer.json()["error"]) == (422, True)
 
 
+def test_only_the_outputs_that_are_named_are_sent_and_numbers_are_taken_as_they_are():
+    def spec(name, dtype="float32"):
+        return TensorSpec(name=name, dtype=dtype, shape=(2,))
+
+    whole = Signature(inputs=(spec("x", "uint8"),), outputs=(spec("a"), spec("b")), rows=1, arm="fake")
+    body = {"id": None, "inputs": [{"name": "x", "shape": [1, 2], "datatype": "UINT8", "data": [1, 255]}]}
+    outputs = (torch.zeros(1, 2), torch.ones(1, 2))
+
+    def answered(**more):
+        request = parse_infer(json.dumps({**body, **more}).encode(), None, whole)
+        content, length = encode_infer("m", request, outputs, whole)
+        said = json.loads(content[:length])
+        assert "id" not in said
+        return [(entry["name"], entry.get("data")) for entry in said["outputs"]]
+
+    assert answered() == answered(outputs=[]) == [("a", [0.0, 0.0]), ("b", [1.0, 1.0])]
+    assert answered(outputs=[{"name": "b"}]) == [("b", [1.0, 1.0])]
+    assert answered(outputs=[{"name": "b"}], parameters={"binary_data_output": True}) == [("b", None)]
+    with pytest.raises(DataError, match="Inference-Header-Content-Length = '²'"):
+        parse_infer(b"{}", "²", whole)
+    for wrong in ([1.5, 0], [-1, 0]):
+        body["inputs"][0]["data"] = wrong
+        with pytest.raises(DataError, match="data of input 'x' holds numbers that are no uint8"):
+            answered()
+
+
 def test_an_unknown_model_is_not_found(client):
     for path in ("/v2/models/brihgt", "/v2/models/brihgt/ready"):
         assert client.get(path).status_code == 404
@@ -142,3 +177,18 @@ def test_openapi_describes_every_route(client):
     assert {"/metrics", *(f"/api/v1/{name}" for name in others)} <= set(said["paths"])
     examples = {path: json.dumps(said["paths"][path]["post"]["requestBody"]) for path in running}
     assert all("example" in text for text in examples.values()), examples
+
+
+def test_examples_of_the_description_are_answered_when_they_are_sent(client):
+    said = client.get("/openapi.json").json()
+    infer = said["paths"]["/v2/models/{model}/infer"]["post"]
+    (model,) = (one["schema"]["example"] for one in infer["parameters"] if one["name"] == "model")
+    answer = client.post(
+        f"/v2/models/{model}/infer", json=infer["requestBody"]["content"]["application/json"]["example"]
+    )
+    assert (answer.status_code, answer.json()["outputs"][0]["shape"]) == (200, [1, 2, 4, 4])
+    for schema, path in (("DrawnPicture", "measure"), ("DrawnPictures", "export/csv")):
+        sent = client.post(f"/api/v1/{path}", json=said["components"]["schemas"][schema]["example"])
+        assert sent.status_code == 200, sent.text
+    form = said["paths"]["/api/v1/segment"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["model"]["example"] == "bright"

@@ -20,12 +20,13 @@ from hotlap.tools.serve import Service
 from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
 from hotlap.web.editing import editing_routes
+from hotlap.web.examples import add_examples
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
 from hotlap.web.job_routes import job_routes
 from hotlap.web.page import add_page
 from hotlap.web.pictures import picture_routes
-from hotlap.web.protocol import protocol_routes
+from hotlap.web.protocol import HEADER_LENGTH, protocol_routes
 from hotlap.web.reference_page import reference_routes
 from hotlap.web.runs import run_routes
 from hotlap.web.scenes import scene_routes
@@ -86,9 +87,14 @@ def create_app(
     app.add_middleware(Guard, settings=settings.guard)
     if settings.guard.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.guard.origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(settings.guard.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", HEADER_LENGTH, "Content-Disposition"],
         )
     add_page(app)
+    add_examples(app, service)
     return app
 
 

@@ -18,6 +18,7 @@ Corner = Annotated[list[Coordinate], Field(min_length=2, max_length=2)]
 Ring = Annotated[list[Corner], Field(min_length=3, max_length=100_000)]
 Scale = Annotated[float, Field(gt=0, le=1e6)]
 _SQUARE: dict[str, Any] = {"id": 1, "polygon": [[2, 2], [12, 2], [12, 9], [2, 9]], "holes": [], "confidence": 0.9}
+_PICTURE: dict[str, Any] = {"file": "a.png", "width": 64, "height": 48, "objects": [_SQUARE]}
 
 
 class DrawnObject(BaseModel):
@@ -32,9 +33,7 @@ class DrawnObject(BaseModel):
 class DrawnPicture(BaseModel):
     """The objects of one picture."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"example": {"file": "a.png", "width": 64, "height": 48, "objects": [_SQUARE]}}
-    )
+    model_config = ConfigDict(json_schema_extra={"example": _PICTURE})
     file: str = Field(default="picture", max_length=1000)
     width: int = Field(ge=1, le=MAX_PIXELS)
     height: int = Field(ge=1, le=MAX_PIXELS)
@@ -46,6 +45,7 @@ class DrawnPicture(BaseModel):
 class DrawnPictures(BaseModel):
     """The objects of several pictures."""
 
+    model_config = ConfigDict(json_schema_extra={"example": {"pictures": [_PICTURE]}})
     pictures: list[DrawnPicture] = Field(min_length=1, max_length=10_000)
 
 

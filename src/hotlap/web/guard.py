@@ -77,11 +77,11 @@ class Guard:
         return f"No part of the body came for {self._settings.idle_s:g} s."
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, str, dict[str, str]] | None:
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        host = _split(f"//{headers.get('host', '')}")[0]
         if self._settings.only_loopback and host not in LOOPBACK:
-            return 403, f"host = {host!r} is not this machine.", "WrongHost", {}
+            return 403, f"host = {headers.get('host', '')!r} is not this machine.", "WrongHost", {}
         origin = headers.get("origin", "")
-        same = urlsplit(origin).netloc == headers.get("host")
+        same = _split(origin)[1] == headers.get("host")
         if origin and not same and origin not in self._settings.origins and "*" not in self._settings.origins:
             return 403, f"origin = {origin!r} may not call. --cors allows it.", "WrongOrigin", {}
         pages = ("/static/", "/docs/")
@@ -120,3 +120,12 @@ class Guard:
             return message
 
         return measured
+
+
+def _split(address: str) -> tuple[str, str]:
+    """The name in an address, and the name with its port; '' where there is none, or nothing that could be one."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname or "", parts.netloc
+    except ValueError:  # such as a bracket that is never closed
+        return "", ""

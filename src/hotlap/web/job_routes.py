@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import DataError, UnknownName
 from hotlap.tools.serve import Service
 from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
@@ -54,9 +54,9 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
 
     @routes.get("/{job}/events", response_class=StreamingResponse, responses={404: FAULTS[404]})
     async def events(job: str) -> StreamingResponse:
-        """The job's progress as server-sent events, until it is over."""
+        """The job's progress as server-sent events, until it is over or deleted, or the service shuts down."""
         await asyncio.to_thread(store.status, job)
-        return StreamingResponse(_progress(store, job), media_type="text/event-stream")
+        return StreamingResponse(_progress(service, store, job), media_type="text/event-stream")
 
     @routes.post("/{job}/cancel", responses={404: FAULTS[404]})
     async def cancel(job: str) -> dict[str, Any]:
@@ -80,10 +80,13 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
     return routes
 
 
-async def _progress(store: JobStore, job: str) -> AsyncIterator[str]:
+async def _progress(service: Service, store: JobStore, job: str) -> AsyncIterator[str]:
     before = None
-    while True:
-        status = await asyncio.to_thread(store.status, job)
+    while not service.leaving:
+        try:
+            status = await asyncio.to_thread(store.status, job)
+        except UnknownName:
+            return
         if status != before:
             yield f"event: progress\ndata: {json.dumps(status)}\n\n"
         if status["state"] != "running":

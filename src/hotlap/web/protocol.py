@@ -26,6 +26,11 @@ TENSOR: dict[str, Any] = {
         "parameters": {"type": "object"},
     },
 }
+WANTED: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+}
 INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -36,6 +41,7 @@ INFER_BODY: dict[str, Any] = {
                 "properties": {
                     "id": {"type": "string"},
                     "inputs": {"type": "array", "items": TENSOR},
+                    "outputs": {"type": "array", "items": WANTED},
                     "parameters": {"type": "object", "properties": {"deadline_s": {"type": "number"}}},
                 },
             },
@@ -77,6 +83,7 @@ def protocol_routes(service: Service) -> APIRouter:
         """Whether every model is loaded, warmed up and taking requests."""
         return _readiness(service.is_ready)
 
+    @routes.get("/models/{model}/versions/1", include_in_schema=False)
     @routes.get("/models/{model}", responses={404: FAULTS[404], 503: FAULTS[503]})
     async def metadata(model: str) -> dict[str, Any]:
         """What a model takes and gives; -1 counts the rows."""
@@ -89,12 +96,14 @@ def protocol_routes(service: Service) -> APIRouter:
             "outputs": [_described(spec) for spec in signature.outputs],
         }
 
+    @routes.get("/models/{model}/versions/1/ready", include_in_schema=False)
     @routes.get("/models/{model}/ready", responses={404: FAULTS[404], 503: FAULTS[503]})
     async def model_ready(model: str) -> JSONResponse:
         """Whether one model takes requests."""
         service.servable(model)
         return _readiness(service.is_ready)
 
+    @routes.post("/models/{model}/versions/1/infer", include_in_schema=False)
     @routes.post("/models/{model}/infer", openapi_extra={"requestBody": INFER_BODY}, responses=FAULTS)
     async def infer(model: str, request: Request) -> Response:
         """Tensors through a model; the first dimension counts rows, which share batches with other requests'."""

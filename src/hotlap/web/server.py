@@ -47,6 +47,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             self.force_exit = self.should_exit
             self.should_exit = True
+            service.leaving = True
 
     _allow_many_files()
     door = _listen(config.host, config.port)

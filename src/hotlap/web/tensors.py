@@ -29,13 +29,15 @@ class InferRequest:
     deadline_s: float | None = None
     binary: frozenset[str] = field(default_factory=frozenset)
     """Outputs wanted as bytes."""
+    outputs: frozenset[str] | None = None
+    """Outputs wanted at all; None for every one."""
 
 
 def parse_infer(body: bytes, header_length: str | None, signature: Signature) -> InferRequest:
     """The request in a body; ``header_length`` is the length of its JSON where bytes follow."""
     head, tail = body, b""
     if header_length is not None:
-        if not header_length.isdigit() or int(header_length) > len(body):
+        if not header_length.isdecimal() or int(header_length) > len(body):
             raise DataError(
                 f"Inference-Header-Content-Length = {header_length!r}", expected=f"a number up to {len(body)}"
             )
@@ -60,11 +62,14 @@ def parse_infer(body: bytes, header_length: str | None, signature: Signature) ->
     if offset != len(tail):
         raise DataError(f"{len(tail)} bytes follow the header, and the inputs take {offset}", expected="the same")
     parameters = _mapping(data.get("parameters"), "parameters")
+    wanted, binary = _outputs(data, parameters, signature)
+    said = data.get("id")
     return InferRequest(
         tuple(tensors[name] for name in known),
-        str(data.get("id", "")),
+        "" if said is None else str(said),
         _deadline(parameters.get("deadline_s")),
-        _binary_outputs(data, parameters, signature),
+        binary,
+        wanted,
     )
 
 
@@ -134,24 +139,36 @@ def _from_json(name: str, data: Any, shape: list[int], dtype: Any) -> Any:
         raise DataError(f"data = {_short(data)} of input {name!r}", expected="a list of numbers")
     try:
         tensor = torch.tensor(data, dtype=dtype)
+        exact = torch.tensor(data) if _is_whole(dtype) else None
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise DataError(f"data of input {name!r} is not a tensor: {error}") from error
+    # torch cuts 1.5 to 1 and turns -1 into 255.
+    if exact is not None and not torch.equal(tensor.to(exact.dtype), exact):
+        raise DataError(f"data of input {name!r} holds numbers that are no {_dtype(tensor)}")
     if tensor.numel() != math.prod(shape):
         raise ShapeError(f"data of input {name!r} holds {tensor.numel()} values", expected=f"shape {shape}")
     return tensor.reshape(shape)
 
 
-def _binary_outputs(data: Mapping[str, Any], parameters: Mapping[str, Any], signature: Signature) -> frozenset[str]:
-    """The outputs to send as bytes: all, where the request says so, or those it names."""
+def _is_whole(dtype: Any) -> bool:
+    return not dtype.is_floating_point and str(dtype) != "torch.bool"
+
+
+def _outputs(
+    data: Mapping[str, Any], parameters: Mapping[str, Any], signature: Signature
+) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """The outputs that are wanted, None for all, and those of them to send as bytes."""
     known = [spec.name for spec in signature.outputs]
-    if data.get("outputs") is None:
-        return frozenset(known if parameters.get("binary_data_output") is True else ())
+    as_bytes = parameters.get("binary_data_output") is True
+    if data.get("outputs") in (None, []):
+        return None, frozenset(known if as_bytes else ())
     wanted = _by_name(data["outputs"], "outputs")
     for name in wanted:
         if name not in known:
             raise UnknownName(f"unknown output {name!r}", remedy=did_you_mean(name, known))
     chosen = {n: _mapping(entry.get("parameters"), f"parameters of output {n!r}") for n, entry in wanted.items()}
-    return frozenset(name for name, said in chosen.items() if said.get("binary_data") is True)
+    binary = frozenset(name for name, said in chosen.items() if said.get("binary_data", as_bytes) is True)
+    return frozenset(wanted), binary
 
 
 def encode_infer(
@@ -160,6 +177,8 @@ def encode_infer(
     """The body of an answer, and the length of its JSON where bytes follow."""
     entries, blobs = [], []
     for spec, out in zip(signature.outputs, outputs, strict=True):
+        if request.outputs is not None and spec.name not in request.outputs:
+            continue
         entry: dict[str, Any] = {"name": spec.name, "shape": list(out.shape), "datatype": NAMES[_dtype(out)]}
         if spec.name in request.binary:
             blobs.append(out.contiguous().numpy().tobytes())

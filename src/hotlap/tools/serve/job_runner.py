@@ -12,6 +12,8 @@ from hotlap.tools.serve.refusal import NotReady, QueueFull, ShuttingDown
 from hotlap.tools.serve.service import Service
 
 log = logging.getLogger("hotlap.serve")
+DEADLINE_S = 86400.0
+"""For a file of a job: nobody waits for it at a screen, and most of its time it stands in line behind its own job."""
 
 
 class JobRunner:
@@ -58,7 +60,7 @@ class JobRunner:
     async def _run_one(self, work: Work) -> None:
         try:
             options: dict[str, Any] = {**work.options, "filename": work.name}
-            answer = await self._service.answer_json(work.model, work.body, options)
+            answer = await self._service.answer_json(work.model, work.body, options, DEADLINE_S)
         except (QueueFull, ShuttingDown, NotReady) as error:
             await asyncio.sleep(error.retry_after_s)
             self._store.put_back(work)

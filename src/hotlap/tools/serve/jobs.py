@@ -17,6 +17,8 @@ from hotlap.base.errors import StorageError, UnknownName
 
 MAX_TRIES = 3
 """Times that a file is tried when the service, not the file, is at fault."""
+BUSY_S = 2.0
+"""How long a service that is just ending may keep the file."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, model TEXT NOT NULL, options TEXT NOT NULL, created REAL NOT NULL,
@@ -46,22 +48,25 @@ class Work:
 
 
 class JobStore:
-    """The jobs in one database file; safe to use from several threads, one process at a time."""
+    """The jobs in one database file; safe to use from several threads, by one service at a time."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+            # Two services would run each other's files, also those of models that they do not have.
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.executescript(_SCHEMA)
+            with self._changing() as db:  # whoever was running these is gone
+                db.execute("UPDATE files SET state = 'waiting' WHERE state = 'running'")
         except (OSError, sqlite3.Error) as error:
             raise StorageError(
-                f"jobs = {str(path)!r} cannot be opened: {error}", remedy="Choose another file"
+                f"jobs = {str(path)!r} cannot be opened: {error}",
+                remedy="Choose another file with --jobs; each service needs its own",
             ) from error
-        with self._changing() as db:  # whoever was running these is gone
-            db.execute("UPDATE files SET state = 'waiting' WHERE state = 'running'")
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:

@@ -70,6 +70,9 @@ class Service:
         self.settings = settings or ServiceSettings()
         self.counters, self.line, self._clock = Counters(), Line(), clock
         self._models = {name: _Model(servable) for name, servable in servables.items()}
+        for name in servables:  # a monitor sees no rise of what was not there before
+            for counter in ("shed_total", "expired_total", "oom_splits_total", "retried_total"):
+                self.counters.count(counter, 0.0, model=name)
         self.workers = [
             DeviceWorker(runner, self.line, self.counters, clock=clock, sleep=sleep, on_change=self._workers_changed)
             for runner in runners
@@ -78,6 +81,8 @@ class Service:
         self._desk = desk or LocalDesk(servables)
         self._desk_ready, self._desk_failed = False, ""
         self._changed = threading.Condition()
+        self.leaving = False
+        """Told to stop: not ready any more, though what comes over open connections is still answered."""
         self.draining = False
 
     def start(self) -> None:
@@ -126,7 +131,8 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        return not self.draining and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
+        staying = not (self.leaving or self.draining)
+        return staying and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
 
     @property
     def models(self) -> list[str]:
@@ -276,7 +282,7 @@ class Service:
         """How things stand, as JSON."""
         return {
             "ready": self.is_ready,
-            "draining": self.draining,
+            "draining": self.leaving or self.draining,
             "workers": [{"device": w.device, "state": w.state} for w in self.workers],
             "models": {name: self._model_status(name) for name in self._models},
         }

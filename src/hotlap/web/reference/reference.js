@@ -43,7 +43,7 @@ function curl(method, path, kind, schema, sample) {
   const said = [`curl -X ${method.toUpperCase()} '${location.origin}${path}'`];
   if (kind === "multipart/form-data") {
     const wanted = Object.entries(schema.properties ?? {}).filter(([name, field]) => isFile(field) || name === "model");
-    said.push(...wanted.map(([name, field]) => `-F '${name}=${isFile(field) ? "@picture.jpg" : "NAME"}'`));
+    said.push(...wanted.map(([name, field]) => `-F '${name}=${isFile(field) ? "@picture.jpg" : field.example ?? "NAME"}'`));
   } else if (kind) {
     said.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(sample)}'`);
   }
@@ -53,6 +53,7 @@ function curl(method, path, kind, schema, sample) {
 function field(name, schema, where) {
   const input = make("input", { name, type: isFile(schema) ? "file" : "text", multiple: Boolean(isFileList(schema)) });
   input.dataset.where = where;
+  if (name === "model") input.value = schema?.example ?? "";
   return make("label", {}, `${name} `, input, schema?.description ? ` ${schema.description}` : "");
 }
 
