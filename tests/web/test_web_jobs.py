@@ -97,12 +97,12 @@ def watched(client, job, then):
 
 
 def test_who_watches_a_job_is_let_go_when_it_is_deleted_or_the_service_stops(open_store, no_hang, caplog):
-    import httpx
+    import httpx2
 
     runner, service = bright_service(max_delay_s=0.0)
     runner.gate, runner.entered = threading.Event(), threading.Event()
     with listening(service, store=open_store()) as (host, port):
-        with httpx.Client(base_url=f"http://{host}:{port}") as client:
+        with httpx2.Client(base_url=f"http://{host}:{port}") as client:
             kept, deleted = (begin(client, picture()).json()["id"] for _ in range(2))
             assert set(watched(client, deleted, lambda: client.delete(f"{JOBS}/{deleted}"))) == {"running"}
             assert client.get("/v2/health/ready").status_code == 200
