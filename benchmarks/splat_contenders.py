@@ -183,9 +183,9 @@ def facts(ours: Ours) -> dict[str, Any]:
     for _ in range(NUM_CAMERAS):
         ours.look()
         drawn = ours.draw()
-        visible = drawn.radii.amax(-1) > 0
+        visible = drawn.facts.radii.amax(-1) > 0
         seen.append(visible.float().mean().item())
-        pairs.append(drawn.tiles_per_splat[visible].float().mean().item())
+        pairs.append(drawn.facts.tiles_per_splat[visible].float().mean().item())
         covered.append(drawn.alphas.mean().item())
     return {"tiles_per_visible_splat": pairs, "visible": seen, "mean_alpha": covered}
 

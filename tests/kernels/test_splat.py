@@ -48,6 +48,8 @@ def drawn_and_grads(impl: str, case: SplatCase, inputs, decided):
 
     def draw(splats, view):
         frames.append(splat(splats, view, impl))
+        if frames[-1].means2d.requires_grad:
+            frames[-1].means2d.retain_grad()
         return frames[-1]
 
     found = outputs_and_grads(run_frame(draw, case.view, decided), inputs)
@@ -74,12 +76,14 @@ def check(case: SplatCase, impl: str, device: torch.device, truth_on: torch.devi
     assert {tensor.dtype for tensor in got.values()} == {case.dtype}
     assert disagreements(got, want, case.tolerance) == {}
     with torch.no_grad():
-        drawn = splat(as_splats(case.make(device)), case.view, impl)
-    named = {name: getattr(drawn, name) for name in ("depths", "conics")}
-    assert disagreements(named, {name: getattr(plain, name) for name in named}, case.tolerance) == {}
-    assert torch.equal(drawn.radii.cpu() > 0, plain.radii.cpu() > 0), "the same splats are drawn"
-    assert ((drawn.radii.cpu() - plain.radii.cpu()).abs() <= 1).all(), "rounded up, on either side of a whole number"
-    assert drawn.radii.dtype == drawn.tiles_per_splat.dtype == torch.int32
+        facts = splat(as_splats(case.make(device)), case.view, impl).facts
+    named = {name: getattr(facts, name) for name in ("depths", "conics")}
+    assert disagreements(named, {name: getattr(plain.facts, name) for name in named}, case.tolerance) == {}
+    assert torch.equal(facts.radii.cpu() > 0, plain.facts.radii.cpu() > 0), "the same splats are drawn"
+    assert ((facts.radii.cpu() - plain.facts.radii.cpu()).abs() <= 1).all(), (
+        "rounded up, on either side of a whole number"
+    )
+    assert facts.radii.dtype == facts.tiles_per_splat.dtype == torch.int32
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -172,6 +176,7 @@ def test_absolute_gradients_are_those_of_single_pixels_added_up(impl, device):
 
     def on_screen(weights):
         drawn = splat(splats, case.view, impl)
+        drawn.means2d.retain_grad()
         drawn.colors.backward(weights)
         return drawn.means2d.grad, drawn.means2d.absgrad
 
@@ -193,7 +198,7 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
     inputs = case.make(device)
     inputs["scales"][:, 0] *= 12
     splats = as_splats(inputs)
-    got = splat(splats, case.view, impl).tiles_per_splat[0].cpu()
+    got = splat(splats, case.view, impl).facts.tiles_per_splat[0].cpu()
     exact = as_splats(in_float64({name: None if t is None else t.cpu() for name, t in inputs.items()}))
     screen, box = project(exact, case.view, 0, slice(None)), reference.forward(exact, case.view)
     centers = pixel_centers(case.view, screen.means2d)
@@ -202,8 +207,8 @@ def test_a_splat_is_looked_at_in_every_tile_it_covers_and_few_others(impl, devic
     tile = (centers[:, 1] // TILE * 10 + centers[:, 0] // TILE).long()
     hits = torch.zeros(70, 150).index_add_(0, tile, (alphas > MIN_ALPHA * 1.001).float())
     covered = (hits > 0).sum(0)
-    covered *= box.radii[0].amax(1) > 0
-    boxes = box.tiles_per_splat[0]
+    covered *= box.facts.radii[0].amax(1) > 0
+    boxes = box.facts.tiles_per_splat[0]
     assert (covered <= got).all() and (got <= boxes).all()
     assert got.sum() < 1.15 * covered.sum() < 0.8 * boxes.sum(), "more only where no pixel's centre is reached"
 

@@ -143,7 +143,7 @@ class TestOnACard:
         want = splat(as_splats(made), case.view, "cpu")
         on_card = {name: tensor if tensor is None else tensor.to(card) for name, tensor in made.items()}
         got = splat(as_splats(on_card), case.view, "cuda")
-        assert (got.tiles_per_splat.sum() > 0.5 * 3000 * 19 * 13) and cuda_room.ROOM.known
+        assert (got.facts.tiles_per_splat.sum() > 0.5 * 3000 * 19 * 13) and cuda_room.ROOM.known
         # Where the last of the light goes is decided by rounding in a few pixels.
         apart = (got.colors.cpu() - want.colors).abs().amax(-1)
         assert (apart > 1e-3).float().mean() < 0.01 and (got.alphas.cpu() - want.alphas).abs().max() < 1e-2

@@ -95,7 +95,7 @@ def errors_of(case: SplatCase) -> dict[str, float]:
             weights.append(torch.randn(drawn.means2d.shape, generator=generator))
         given = [weight.to(drawn.colors.dtype) for weight in weights]
         grads = module.backward(as_splats(inputs), view, drawn, *given, needs)
-        known = {name: getattr(drawn, name) for name in ("means2d", "depths", "conics", "radii")}
+        known = {"means2d": drawn.means2d} | {n: getattr(drawn.facts, n) for n in ("depths", "conics", "radii")}
         picture = {"colors": drawn.colors * decided, "alphas": drawn.alphas * decided}
         found.append({**picture, **known, **{f"grad {name}": grads[name] for name in sorted(grads)}})
     return relative_errors(found[1], found[0])
@@ -249,7 +249,7 @@ def test_a_frame_with_more_pairs_than_room_is_drawn_again(on_host, monkeypatch):
     monkeypatch.setattr(cuda_room, "STEP", 1)
     case, splats = one_large_splat()
     drawn = cuda.forward(splats, case.view)
-    pairs = int(drawn.tiles_per_splat.sum())
+    pairs = int(drawn.facts.tiles_per_splat.sum())
     assert pairs > 4, "more than the first guess"
     assert cuda_room.ROOM.of(LARGE, num_splats=1) == pairs * 5 // 4 + 1
     want = reference.forward(splats, case.view)
@@ -326,24 +326,35 @@ def test_more_splats_are_not_trusted_to_fit(settled):
 
 
 def test_counts_that_are_not_there_yet_are_not_waited_for(settled):
-    class Later:
-        """An event of a card that is busy."""
-
-        there = False
-
-        def query(self) -> bool:
-            return self.there
-
-        def synchronize(self) -> None:
-            raise AssertionError("the host has waited")
-
     told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
-    told._slot = cuda_room.Slot(torch.zeros(1), ctypes.c_int(2), Later())
+    told._slot.number.value = -1  # as where a card writes it
     cuda_room.Told.read_those_there(CPU)
     assert told.count is None
-    Later.there, Later.synchronize = True, lambda self: None
+    told._slot.number.value = 2
     cuda_room.Told.read_those_there(CPU)
     assert told.count == 2
+
+
+def test_a_count_is_waited_for_until_it_is_there_or_nothing_runs_that_could_tell_it(settled):
+    class Stream:
+        """A card's, which is asked again and again."""
+
+        def __init__(self, told: cuda_room.Told, answers: list[int | None]) -> None:
+            self.number, self.answers = told._slot.number, answers
+
+        def query(self) -> bool:
+            answer = self.answers.pop(0)
+            if answer is not None:
+                self.number.value = answer
+            return not self.answers
+
+    told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
+    told._slot.number.value, told._stream = -1, Stream(told, [None, None, 2])
+    assert told.wait() and told.count == 2
+    told = cuda_room.Told(LARGE, num_splats=1, capacity=3)
+    told._slot.number.value, told._stream = -1, Stream(told, [None, None])
+    with pytest.raises(RuntimeError, match=r"70, 100.* on cpu has ended without a count of pairs"):
+        told.wait()
 
 
 def test_gradients_share_memory_with_the_sums_only_where_that_is_safe(on_host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotlap.base.errors import UsageError
 from hotlap.kernels.splat import cuda, cuda_program, cuda_room
 from hotlap.kernels.splat.cases import SplatCase, as_splats
 from hotlap.kernels.splat.cuda_plan import plan_frame
@@ -70,15 +72,16 @@ def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launch
         torch.autograd.grad(colors, [inputs[name] for name in LEARNED], weights)
     # Autograd itself makes aliases of results that have gradients, to keep them and to hand them over.
     assert forward.names.pop("detach", 0) <= 3 and backward.names.pop("detach", 0) <= 3
-    assert forward.names == {"empty": 9}, "seven results, the lists to keep and those for now"
+    assert forward.names == {"empty": 6}, "three results, what is known of splats, the lists to keep and those for now"
     assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
-    assert [len(names) for names, _ in launched] == [3, 3, 3]
+    assert [len(names) for names, _ in launched] == [6, 3]
 
 
 def test_the_gradient_on_the_screen_costs_one_piece_more_and_an_absolute_one_another(launched):
     for absgrad, pieces in ((False, 6), (True, 7)):
         inputs = leaves()
         colors, _, meta = draw(inputs, absgrad=absgrad)
+        meta["means2d"].retain_grad()
         weights = torch.ones_like(colors)
         with Counted() as backward:
             colors.backward(weights)
@@ -86,6 +89,33 @@ def test_the_gradient_on_the_screen_costs_one_piece_more_and_an_absolute_one_ano
         assert launched[-1][1].out_means2d == meta["means2d"].grad.data_ptr()
         if absgrad:
             assert launched[-1][1].out_means2d_abs == meta["means2d"].absgrad.data_ptr()
+
+
+def test_the_gradient_on_the_screen_is_not_made_for_who_has_not_asked_for_it(launched):
+    colors, _, _ = draw(leaves())
+    with Counted() as backward:
+        colors.backward(torch.ones_like(colors))
+    assert backward.names["empty_like"] == 5 and launched[-1][1].out_means2d is None
+
+
+def test_what_is_known_of_splats_is_where_the_kernels_were_told_to_write_it(launched):
+    _, _, meta = draw(leaves())
+    frame, num = launched[-1][1], CASE.splats
+    shapes = {"radii": (1, num, 2), "depths": (1, num), "conics": (1, num, 3), "tiles_per_gauss": (1, num)}
+    for name, shape in shapes.items():
+        address = getattr(frame, "tiles_per_splat" if name == "tiles_per_gauss" else name)
+        assert meta[name].data_ptr() == address and meta[name].shape == shape and meta[name].is_contiguous()
+    assert meta["radii"].dtype == meta["tiles_per_gauss"].dtype == torch.int32
+    assert meta["depths"].dtype == meta["conics"].dtype == torch.float32
+    ends = sorted((meta[name].data_ptr(), meta[name].data_ptr() + 4 * meta[name].numel()) for name in shapes)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends)), "none lies in another"
+
+
+def test_facts_that_were_changed_before_the_backward_pass_are_refused(launched):
+    colors, _, meta = draw(leaves())
+    meta["radii"].add_(1)
+    with pytest.raises(UsageError, match="radii, depths, conics or tiles of a frame were changed in place"):
+        colors.sum().backward()
 
 
 def test_tensors_that_kernels_cannot_read_where_they_are_are_copied(launched):
@@ -105,7 +135,7 @@ def test_tensors_that_kernels_cannot_read_where_they_are_are_copied(launched):
 def test_frames_that_are_alive_share_no_memory(launched):
     inputs = leaves()
     alive = [draw(inputs) for _ in range(2)]
-    first, second = (launched[place][1] for place in (1, 3))
+    first, second = (launched[place][1] for place in (0, 1))
     for name in ("image", "alphas", "means2d", "radii", "depths", "conics", "shade", "light", "lasts", "ids", "ranges"):
         assert getattr(first, name) != getattr(second, name)
     assert [frame.image for frame in (first, second)] == [colors.data_ptr() for colors, _, _ in alive]
@@ -149,30 +179,26 @@ def test_kernels_are_loaded_where_their_card_is_the_current_one(monkeypatch):
     assert seen == [(3, 3), 3] and current == [0]
 
 
-def test_a_count_is_marked_on_the_stream_that_is_the_current_one_of_its_card(monkeypatch):
+def test_a_count_is_waited_for_on_the_stream_that_was_the_current_one_of_its_card(monkeypatch):
     handles, asked, card = [70], [], torch.device("cuda", 2)
-
-    class Event:
-        def __init__(self) -> None:
-            self.streams: list[str] = []
-
-        def record(self, stream: str) -> None:
-            self.streams.append(stream)
 
     def current_stream(index: int) -> str:
         asked.append(index)
         return f"stream {handles[0]} of card {index}"
 
-    event, number = Event(), torch.zeros(1, dtype=torch.int32)
+    def slot() -> cuda_room.Slot:
+        return cuda_room.Slot(torch.zeros(1, dtype=torch.int32), ctypes.c_int(7))
+
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: handles[0], raising=False)
     monkeypatch.setattr(cuda_room.Told, "_unread", [])
-    monkeypatch.setattr(cuda_room.Told, "_slots", {card: [cuda_room.Slot(number, ctypes.c_int(0), event)]})
+    monkeypatch.setattr(cuda_room.Told, "_slots", {card: [slot(), slot(), slot()]})
     cuda_room._stream.cache_clear()
-    told = cuda_room.Told(cuda_room.Key(card, 1, 70, 100), num_splats=1, capacity=1)
+    told = []
     for handle in (70, 90, 70):
         handles[0] = handle
-        told.record()
+        told.append(cuda_room.Told(cuda_room.Key(card, 1, 70, 100), num_splats=1, capacity=1))
     cuda_room._stream.cache_clear()
-    assert event.streams == [f"stream {handle} of card 2" for handle in (70, 90, 70)]
+    assert [one._stream for one in told] == [f"stream {handle} of card 2" for handle in (70, 90, 70)]
     assert asked == [2, 2], "an object for each stream, made once"
+    assert not any(one._is_there() for one in told), "what an earlier frame has told is forgotten"

@@ -48,8 +48,9 @@ def test_it_is_the_kernel_with_the_arguments_of_gsplat(device):
     view = replace(CASE.view, antialiased=True, radius_clip=1.0, near=3.0, far=5.0)
     want = splat(as_splats(inputs), view)
     assert torch.equal(colors, want.colors) and torch.equal(alphas, want.alphas)
-    assert torch.equal(meta["radii"], want.radii) and torch.equal(meta["means2d"], want.means2d)
-    assert torch.equal(meta["tiles_per_gauss"], want.tiles_per_splat) and torch.equal(meta["depths"], want.depths)
+    assert torch.equal(meta["radii"], want.facts.radii) and torch.equal(meta["means2d"], want.means2d)
+    assert torch.equal(meta["tiles_per_gauss"], want.facts.tiles_per_splat)
+    assert torch.equal(meta["depths"], want.facts.depths) and meta["radii"] is meta["radii"]
     assert (meta["width"], meta["height"], meta["n_cameras"]) == (37, 29, 2)
     assert (meta["tile_size"], meta["tile_width"], meta["tile_height"]) == (16, 3, 2)
 
@@ -153,6 +154,7 @@ def test_many_channels_are_drawn_in_passes(options, device):
     weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(0)).to(device)
     found = []
     for picture, known in ((whole, one_meta), (parts, meta)):
+        known["means2d"].retain_grad()
         (picture * weights).sum().backward()
         found.append({name: tensor.grad for name, tensor in (inputs | {"means2d": known["means2d"]}).items()})
         for tensor in inputs.values():
@@ -176,15 +178,29 @@ def test_the_gradient_on_the_screen_is_where_gsplat_has_it(device):
     assert meta["means2d"].absgrad.sum() > 1.5 * on_screen.abs().sum(), "neighbouring pixels pull in turn"
 
 
+def test_the_meta_is_used_as_a_dictionary(device):
+    _, _, meta = draw(learning(CASE, device), CASE)
+    names = {"means2d", "radii", "depths", "conics", "tiles_per_gauss", "n_cameras", "gaussian_ids"}
+    assert names < set(meta) and len(meta) == len(dict(meta)) == len({**meta})
+    assert "radii" in meta and "what" not in meta and meta.get("what") is None and "'n_cameras': 2" in repr(meta)
+    meta["what"] = 3
+    meta.update(width=1)
+    assert meta["what"] == 3 and meta.pop("width") == 1 and "width" not in meta
+    with pytest.raises(KeyError, match="nothing"):
+        meta["nothing"]
+
+
 def test_a_loss_on_the_centres_reaches_the_splats_and_their_gradient(device):
     inputs = learning(CASE, device)
     colors, _, meta = draw(inputs, CASE)
+    meta["means2d"].retain_grad()
     (colors.sum() + 3 * meta["means2d"].sum()).backward()
     both, from_both = inputs["means"].grad.clone(), meta["means2d"].grad
     apart = []
     for loss in ("colors", "means2d"):
         fresh = learning(CASE, device)
         colors, _, meta = draw(fresh, CASE)
+        meta["means2d"].retain_grad()
         (colors.sum() if loss == "colors" else 3 * meta["means2d"].sum()).backward()
         apart.append((fresh["means"].grad, meta["means2d"].grad))
     torch.testing.assert_close(apart[0][0] + apart[1][0], both, rtol=1e-4, atol=1e-3)
@@ -195,6 +211,7 @@ def test_gradients_on_the_screen_are_made_by_backward_alone_and_add_up(device):
     inputs = learning(CASE, device)
     colors, _, meta = draw(inputs, CASE, absgrad=True)
     centers = meta["means2d"]
+    centers.retain_grad()
     torch.autograd.grad(colors.sum(), list(inputs.values()), retain_graph=True)
     assert centers.grad is None and not hasattr(centers, "absgrad")
     colors.sum().backward(retain_graph=True)

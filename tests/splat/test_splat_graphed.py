@@ -133,7 +133,7 @@ def test_a_recording_has_room_for_a_quarter_more_pairs_than_the_heaviest_picture
     counts = []
     for number in range(len(made.stage.cameras)):
         frame = made.train_step.put((32, 48, 0), number, made.stage.pictures[number].image, None)
-        counts.append(int(made.train_step.draw(frame, 0).tiles_per_splat.sum()))
+        counts.append(int(made.train_step.draw(frame, 0).facts.tiles_per_splat.sum()))
     assert made.steps.num_recordings == 1 and room.of(size, 400) >= 1.2 * max(counts) > 1
 
 

@@ -68,7 +68,7 @@ def test_rows_behind_the_last_splat_hold_what_no_camera_draws():
         Ks=torch.tensor([[[20.0, 0, 8], [0, 20, 8], [0, 0, 1]]]), backgrounds=None,
     )  # fmt: skip
     drawn = splat(splats, View(width=16, height=16, sh_degree=0, raw=True))
-    assert not drawn.radii.any() and not drawn.colors.any()
+    assert not drawn.facts.radii.any() and not drawn.colors.any()
 
 
 def test_on_a_card_rows_come_in_granules_of_at_most_an_eighth():

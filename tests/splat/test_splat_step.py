@@ -200,7 +200,9 @@ def test_splats_are_blamed_for_their_share_of_the_error(trainer, device):
     drawn = made.train_step.draw(frame, 0)
     error = (drawn.colors.clamp(0, 1) - frame.target / 255).abs().mean(-1)
     assert float(blame.sum()) == pytest.approx(float((error * drawn.alphas[..., 0]).sum()), rel=1e-3)
-    assert (blame[: made.state.count][drawn.radii[0, : made.state.count, 0] == 0] == 0).all() and (blame >= 0).all()
+    assert (blame[: made.state.count][drawn.facts.radii[0, : made.state.count, 0] == 0] == 0).all() and (
+        blame >= 0
+    ).all()
 
 
 def test_asking_where_pictures_are_wrong_leaves_the_last_one_in_its_place(trainer):

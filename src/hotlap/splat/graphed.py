@@ -128,7 +128,7 @@ class GraphedSteps(EagerSteps):
         now, pairs = frame.which.clone(), []
         for number in numbers:
             frame.which.fill_(number)
-            pairs.append(step.draw(frame, degree).tiles_per_splat.sum())
+            pairs.append(step.draw(frame, degree).facts.tiles_per_splat.sum())
         frame.which.copy_(now)
         found = sorted(zip(torch.stack(pairs).tolist(), numbers, strict=True), reverse=True)
         self._heavy[key] = [number for _, number in found[:WARM_CAMERAS]]

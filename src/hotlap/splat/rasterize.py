@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
-from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Splats, View, inputs_of
+from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Facts, Splats, View, inputs_of
 from hotlap.kernels.splat.op import splat
 
 FLOAT32 = torch.float32
@@ -23,6 +24,10 @@ ONLY = {
     "ftheta_coeffs": None, "viewmats_rs": None,
 }  # fmt: skip
 """Arguments of gsplat's that are taken with these values only."""
+FACTS = {"radii": "radii", "depths": "depths", "conics": "conics", "tiles_per_gauss": "tiles_per_splat"}
+"""The tensors without gradients of a frame's meta, and what they are called here."""
+LATER = object()
+"""In place of one that nobody has asked for."""
 WITHOUT_EFFECT = ("tile_size", "segmented")
 """Arguments of gsplat's that change how it works but not what comes out."""
 
@@ -52,7 +57,7 @@ def rasterize(
     raw: bool = False,
     impl: str = "auto",
     **others: Any,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+) -> tuple[Tensor, Tensor, MutableMapping[str, Any]]:
     """Colours [C, H, W, X], alphas [C, H, W, 1] and what is known of each splat on each screen.
 
     Differentiable in all tensors: the splats, their colours, the cameras' poses and intrinsics and the backgrounds. X
@@ -63,9 +68,9 @@ def rasterize(
     All is computed in one floating-point type, float32 at least, and the results are of that type, in autocast too. A
     splat with a number that is not finite on the screen, or a quaternion of 0, is not drawn, and its gradients are 0.
 
-    ``meta`` has means2d, radii, depths, conics, tiles_per_gauss and more, as gsplat's when it is not packed. After a
-    ``backward()`` ``meta["means2d"].grad`` is the gradient on the screen and, with ``absgrad``, ``.absgrad`` its sum of
-    absolute values, but not under ``torch.compile``.
+    ``meta`` has means2d, radii, depths, conics, tiles_per_gauss and more, as gsplat's when it is not packed. After
+    ``meta["means2d"].retain_grad()`` and a ``backward()`` ``meta["means2d"].grad`` is the gradient on the screen, and
+    with ``absgrad`` ``.absgrad`` is its sum of absolute values, but not under ``torch.compile``.
     """
     _check_others(channel_chunk, others)
     if render_mode in ("D", "ED"):
@@ -157,13 +162,10 @@ def _with_expected_depth(drawn: Drawn) -> Tensor:
     return torch.cat([drawn.colors[..., :-1], expected], dim=-1)
 
 
-def _meta(drawn: Drawn, view: View) -> dict[str, Any]:
-    return {
+def _meta(drawn: Drawn, view: View) -> MutableMapping[str, Any]:
+    known: dict[str, Any] = {
         "means2d": drawn.means2d,
-        "radii": drawn.radii,
-        "depths": drawn.depths,
-        "conics": drawn.conics,
-        "tiles_per_gauss": drawn.tiles_per_splat,
+        **dict.fromkeys(FACTS, LATER),
         "gaussian_ids": None,
         "camera_ids": None,
         "width": view.width,
@@ -171,5 +173,35 @@ def _meta(drawn: Drawn, view: View) -> dict[str, Any]:
         "tile_size": TILE,
         "tile_width": -(-view.width // TILE),
         "tile_height": -(-view.height // TILE),
-        "n_cameras": drawn.radii.shape[0],
+        "n_cameras": drawn.means2d.shape[0],
     }
+    if not torch.compiler.is_compiling():
+        return Meta(known, drawn.facts)
+    # What is compiled makes all tensors anyway, and a plain dictionary is understood.
+    return known | {name: getattr(drawn.facts, here) for name, here in FACTS.items()}
+
+
+class Meta(MutableMapping[str, Any]):
+    """What is known of a frame, by gsplat's names. A tensor that nobody asks for is not made."""
+
+    def __init__(self, known: dict[str, Any], facts: Facts) -> None:
+        self._known, self._facts = known, facts
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._known[name]
+        return getattr(self._facts, FACTS[name]) if value is LATER else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._known[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

@@ -178,11 +178,11 @@ class TrainStep:
         grads: Gradients = kernels.backward(splats, view, drawn, v_image, frame.no_alphas, None, self._needs)
         stats = self.state.stats
         signal = grads["means2d_abs"] if view.absgrad else grads["means2d"]
-        densify_accumulate(stats, signal, drawn.radii, frame.width, frame.height)
+        densify_accumulate(stats, signal, drawn.facts.radii, frame.width, frame.height)
         if self.config.densify_signal == "world":
             self.state["stats.world"].add_(grads["means"].norm(dim=1))
         frame.image.copy_(drawn.colors)
-        frame.pairs.copy_(torch.maximum(frame.pairs, drawn.tiles_per_splat.sum()))
+        frame.pairs.copy_(torch.maximum(frame.pairs, drawn.facts.tiles_per_splat.sum()))
         return grads
 
     def blame(self, frame: Frame, degree: int) -> Tensor:  # [rows]

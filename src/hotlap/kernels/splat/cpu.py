@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.kernels.splat.frame import TILE, Drawn, Splats, View, or_zeros
+from hotlap.kernels.splat.frame import TILE, Drawn, Facts, Splats, View, or_zeros
 
 if TYPE_CHECKING:
     from hotlap.kernels.splat.cpu_project import Given, Options
@@ -87,10 +87,12 @@ def forward(splats: Splats, view: View) -> Drawn:
         colors=colors,
         alphas=alphas,
         means2d=on_screen[..., :2].contiguous(),
-        radii=torch.from_numpy(radii).view(num_cameras, num, 2),
-        depths=on_screen[..., 6].contiguous(),
-        conics=on_screen[..., 2:5].contiguous(),
-        tiles_per_splat=torch.from_numpy(num_tiles).view(num_cameras, num),
+        facts=Facts(
+            radii=torch.from_numpy(radii).view(num_cameras, num, 2),
+            depths=on_screen[..., 6].contiguous(),
+            conics=on_screen[..., 2:5].contiguous(),
+            tiles_per_splat=torch.from_numpy(num_tiles).view(num_cameras, num),
+        ),
         saved=Saved(screen=screen, shades=shades, light=light, reached=reached, **lists),
     )
 
@@ -118,7 +120,9 @@ def backward(
         if v_means2d is not None:
             sums[:, :2] += _array(v_means2d).reshape(-1, 2)
         if not needs <= {"backgrounds", "means2d"}:
-            found |= _project_backward(pool, splats, view, np.ascontiguousarray(sums[:, : 6 + channels]), drawn.radii)
+            found |= _project_backward(
+                pool, splats, view, np.ascontiguousarray(sums[:, : 6 + channels]), drawn.facts.radii
+            )
     wanted = needs | ({"means2d_abs"} if "means2d" in needs and view.absgrad else frozenset())
     return {name: grad for name, grad in found.items() if name in wanted}
 

@@ -12,6 +12,7 @@ asked for in few pieces, the kernels are told addresses in them, and what frames
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from hotlap.kernels.splat import cuda_room as room
 from hotlap.kernels.splat.cuda_plan import Layout, Plan, plan_frame
 from hotlap.kernels.splat.cuda_program import Variant, frame_type
 from hotlap.kernels.splat.cuda_room import overflowed as overflowed
-from hotlap.kernels.splat.frame import GRADIENTS, INPUTS, Drawn, Splats, View, inputs_of
+from hotlap.kernels.splat.frame import GRADIENTS, INPUTS, Drawn, Facts, Splats, View, inputs_of
 
 MAX_CHANNELS = 40
 """A block keeps the channels of 32 splats for each warp in 48 KiB of shared memory."""
@@ -71,8 +72,38 @@ ADDED_TO = ("viewmats", "Ks", "backgrounds")
 """Gradients that kernels add to, and that begin as zeros."""
 OUT = {name: f"out_{name}" for name in (*GRADIENTS, "means2d_abs")}
 """Where ``frame.cuh`` has the addresses of gradients."""
-ON_SCREEN = ("means2d", "radii", "depths", "conics")
-RESULTS = (*ON_SCREEN, "tiles_per_splat", "alphas")
+
+
+class CardFacts(Facts):
+    """``Facts`` in one piece of memory; a tensor of it is made when somebody asks for it, which most do not."""
+
+    def __init__(self, memory: Tensor, plan: Plan) -> None:
+        self.memory, self.shape = memory, (plan.key.cameras, plan.num_splats)
+        """int32."""
+        self.places = dict(plan.facts.places)
+
+    def changes(self) -> int:
+        return self.memory._version  # all tensors made of it count there
+
+    @functools.cached_property
+    def radii(self) -> Tensor:  # type: ignore[override]
+        return self._part("radii", 2)
+
+    @functools.cached_property
+    def depths(self) -> Tensor:  # type: ignore[override]
+        return self._part("depths").view(torch.float32)
+
+    @functools.cached_property
+    def conics(self) -> Tensor:  # type: ignore[override]
+        return self._part("conics", 3).view(torch.float32)
+
+    @functools.cached_property
+    def tiles_per_splat(self) -> Tensor:  # type: ignore[override]
+        return self._part("tiles_per_splat")
+
+    def _part(self, name: str, *each: int) -> Tensor:
+        begin, shape = self.places[name] // 4, self.shape + each
+        return self.memory[begin : begin + math.prod(shape)].view(shape)
 
 
 @dataclass(eq=False)
@@ -84,7 +115,8 @@ class Saved:
     told: room.Told | None
     """Who knows whether the pairs fitted; None: they did, or a graph was captured."""
     frame: Any = None
-    """As the kernels of the forward pass were given it; addresses of the user's tensors and of results may be old."""
+    """As the kernels of the forward pass were given it; addresses of the user's tensors and of the three results that
+    have gradients may be old."""
     memory: Tensor | None = None
     """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
 
@@ -181,17 +213,12 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
 def _room_for_frame(plan: Plan, saved: Saved) -> Drawn:
     """Memory for what users are given of a frame."""
     device, cameras, height, width = plan.key
-    splats = plan.num_splats
     floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
-    whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return Drawn(
         colors=torch.empty(cameras, height, width, plan.channels, **floats),
         alphas=torch.empty(cameras, height, width, 1, **floats),
-        means2d=torch.empty(cameras, splats, 2, **floats),
-        radii=torch.empty(cameras, splats, 2, **whole),
-        depths=torch.empty(cameras, splats, **floats),
-        conics=torch.empty(cameras, splats, 3, **floats),
-        tiles_per_splat=torch.empty(cameras, splats, **whole),
+        means2d=torch.empty(cameras, plan.num_splats, 2, **floats),
+        facts=CardFacts(torch.empty(plan.facts.size, dtype=torch.int32, device=device), plan),
         saved=saved,
     )
 
@@ -199,20 +226,18 @@ def _room_for_frame(plan: Plan, saved: Saved) -> Drawn:
 def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     """Fills a frame's tensors. What only this needs is free for others as soon as it is done."""
     saved: Saved = drawn.saved
+    facts: CardFacts = drawn.facts  # type: ignore[assignment]
     plan, told, device = saved.plan, saved.told, splats.means.device
     most = room.ROOM.most(plan.key)
     short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
     saved.memory, scratch = _room_for_lists(frame, plan.kept, device), _room_for_lists(frame, plan.now, device)
     copies = _give(frame, INPUTS, inputs_of(splats))
-    for name in RESULTS:
-        setattr(frame, name, getattr(drawn, name).data_ptr())
-    frame.image, frame.short_lists = drawn.colors.data_ptr(), short_lists
+    _place(frame, plan.facts, facts.memory)
+    frame.image, frame.alphas, frame.means2d = (t.data_ptr() for t in (drawn.colors, drawn.alphas, drawn.means2d))
+    frame.short_lists = short_lists
     frame.told = None if told is None else told.address
     variant = _variant(splats, view, plan.num_tiles)
-    program.launch(variant, plan.first, frame, device)
-    if told is not None:
-        told.record()
     program.launch(variant, plan.short if short_lists else plan.long, frame, device)
     del copies, scratch  # torch gives their memory to nobody who is not behind the kernels in the stream
 
@@ -220,10 +245,15 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
 def _room_for_lists(frame: Any, layout: Layout, device: torch.device) -> Tensor:
     """The memory of lists; the frame is told where each begins."""
     memory = torch.empty(layout.size, dtype=torch.int32, device=device)
+    _place(frame, layout, memory)
+    return memory
+
+
+def _place(frame: Any, layout: Layout, memory: Tensor) -> None:
+    """Tells the frame where lists in such memory begin."""
     address = memory.data_ptr()
     for name, place in layout.places:
         setattr(frame, name, address + place)
-    return memory
 
 
 def backward(
@@ -249,8 +279,7 @@ def backward(
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
     copies = _give(frame, GIVEN, (*inputs_of(splats), v_colors, v_alphas, v_means2d))
-    for name in ON_SCREEN:
-        setattr(frame, name, getattr(drawn, name).data_ptr())
+    frame.means2d = drawn.means2d.data_ptr()
     for name, tensor in found.items():
         setattr(frame, OUT[name], tensor.data_ptr())
     frame.sums = None if sums is None else sums.data_ptr()
@@ -289,6 +318,7 @@ def _room_for_gradients(
         sums = splats.means.new_zeros(num_cameras, num_splats, variant.sums)
     for name in INPUTS:
         if name in needs:
-            kind = torch.zeros_like if name in ADDED_TO else torch.empty_like
-            found[name] = kind(getattr(splats, name), memory_format=torch.contiguous_format)
+            given, kind = getattr(splats, name), torch.zeros_like if name in ADDED_TO else torch.empty_like
+            # The layout is named only where it must be: that takes torch as long as the rest.
+            found[name] = kind(given) if given.is_contiguous() else kind(given, memory_format=torch.contiguous_format)
     return found, sums

@@ -38,14 +38,14 @@ class Plan(NamedTuple):
     """Of all cameras."""
     numbers: Any
     """The structure of ``frame.cuh`` with its sizes and options; no address is known but that of the graphs' count."""
+    facts: Layout
+    """What is known of each splat, which users are given."""
     kept: Layout
     """The lists that the backward pass needs."""
     now: Layout
     """Those that only the forward pass needs."""
-    first: Kernels
-    """Up to the one that counts the pairs."""
     long: Kernels
-    """That list, sort and blend the pairs."""
+    """Those of the forward pass."""
     short: Kernels
     """The same where most tiles have few pairs."""
     backward: Kernels
@@ -60,7 +60,13 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
     rows, pixels = num_cameras * num_splats, num_cameras * frame.width * frame.height
     num_tiles = num_cameras * frame.tiles_x * frame.tiles_y
     blocks = _blocks(num_splats, "splat_project_fwd_kernel")  # of the pairs' kernel too
-    pairs, blend = ("splat_pair_kernel", blocks, num_cameras), ("splat_blend_fwd_kernel", num_tiles, 1)
+    first = (
+        ("splat_clear_kernel", _blocks(num_tiles, "splat_clear_kernel"), 1),
+        ("splat_project_fwd_kernel", blocks, num_cameras),
+        ("splat_scan_kernel", 1, 1),
+        ("splat_pair_kernel", blocks, num_cameras),
+    )
+    blend = ("splat_blend_fwd_kernel", num_tiles, 1)
     return Plan(
         key=key,
         capacity=capacity,
@@ -68,18 +74,14 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
         numbers=frame,
         num_splats=num_splats,
         channels=(3 if sh else colors[-1]) + int(view.depth),
+        facts=_lay_out(radii=2 * rows, depths=rows, conics=3 * rows, tiles_per_splat=rows),
         kept=_lay_out(
             shade=rows * 4 if sh else rows, light=pixels, lasts=pixels, order=num_tiles, ranges=num_tiles + 1,
             ids=capacity,
         ),
         now=_lay_out(keys=2 * capacity, keys_spare=2 * capacity, reached=rows, cursors=num_tiles),
-        first=(
-            ("splat_clear_kernel", _blocks(num_tiles, "splat_clear_kernel"), 1),
-            ("splat_project_fwd_kernel", blocks, num_cameras),
-            ("splat_scan_kernel", 1, 1),
-        ),
-        long=(pairs, ("splat_sort_kernel", num_tiles, 1), blend),
-        short=(pairs, ("splat_sort_kernel", _blocks(num_tiles * 32, "splat_sort_kernel"), 1), blend),
+        long=(*first, ("splat_sort_kernel", num_tiles, 1), blend),
+        short=(*first, ("splat_sort_kernel", _blocks(num_tiles * 32, "splat_sort_kernel"), 1), blend),
         backward=(
             ("splat_clear_bwd_kernel", _blocks(4 * num_splats, "splat_clear_bwd_kernel"), 1),
             ("splat_blend_bwd_kernel", num_tiles, 1),

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import itertools
 import threading
+import time
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -137,15 +138,16 @@ class Slot(NamedTuple):
     """Where one frame at a time tells its count."""
 
     memory: Tensor
-    """[1] pinned; what follows is in it."""
+    """[1] pinned; the number is in it."""
     number: ctypes.c_int
-    """The count, which torch would take a hundred times as long to read."""
-    event: Any
-    """When it is there; None where there is no card to wait for."""
+    """The count, below 0 until the card has told it; torch would take a hundred times as long to read it."""
 
 
 class Told:
-    """The count of pairs of one frame, which the host learns while the card goes on."""
+    """The count of pairs of one frame, which the host learns while the card goes on.
+
+    The host looks at the number itself: to record and to ask an event would take it longer than to launch a kernel.
+    """
 
     _lock = threading.RLock()
     _slots: dict[torch.device, list[Slot]] = {}  # noqa: RUF012 - one for all
@@ -156,30 +158,30 @@ class Told:
         self.count: int | None = None
         self.handed_out = False
         with self._lock:
-            # Pinned memory and events are slow to make, so that those of frames that were read serve again.
+            # Pinned memory is slow to make, so that that of frames that were read serves again.
             free = self._slots.setdefault(key.device, [])
             self._slot = free.pop() if free else _make_slot(key.device)
             self._unread.append(self)
+        if is_card(key.device):
+            self._slot.number.value = -1
+            self._stream = _stream(key.device.index, torch._C._cuda_getCurrentRawStream(key.device.index))
 
     @property
     def address(self) -> int:
         """Where the card writes the count."""
         return ctypes.addressof(self._slot.number)
 
-    def record(self) -> None:
-        """Marks the place in the stream after which the count is there."""
-        if self._slot.event is not None:
-            index = self.key.device.index
-            self._slot.event.record(_stream(index, torch._C._cuda_getCurrentRawStream(index)))
-
     def wait(self) -> bool:
         """Whether the frame's pairs fitted, as soon as the card has told."""
-        if self.count is None and not self._is_there():
-            self._slot.event.synchronize()
+        while self.count is None and not self._is_there():
+            # Asking the stream raises what has failed on the card. Who has read it meanwhile has given the slot away.
+            if self._stream.query() and not self._is_there() and self.count is None:
+                raise RuntimeError(f"a frame of {self._size()} on {self.key.device} has ended without a count of pairs")
+            time.sleep(0)
         return self._read() <= self.capacity
 
     def _is_there(self) -> bool:
-        return self._slot.event is None or self._slot.event.query()
+        return self._slot.number.value >= 0
 
     def _read(self) -> int:
         with self._lock:
@@ -207,14 +209,16 @@ class Told:
         if not self.handed_out:
             return
         self.handed_out = False
-        size = f"(cameras, height, width) = {tuple(self.key[1:])}"
         warnings.warn(
-            f"a frame of {size} on {self.key.device} had {self.count} pairs of tile and splat and room for "
+            f"a frame of {self._size()} on {self.key.device} had {self.count} pairs of tile and splat and room for "
             f"{self.capacity}, so that splats are missing in its picture. Its backward pass draws it again, "
             "and later frames have more room",
             RuntimeWarning,
             stacklevel=3,
         )
+
+    def _size(self) -> str:
+        return f"(cameras, height, width) = {tuple(self.key[1:])}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -224,6 +228,5 @@ def _stream(index: int, handle: int) -> Any:
 
 
 def _make_slot(device: torch.device) -> Slot:
-    card = is_card(device)
-    memory = torch.zeros(1, dtype=torch.int32, pin_memory=card)
-    return Slot(memory, ctypes.c_int.from_address(memory.data_ptr()), torch.cuda.Event() if card else None)
+    memory = torch.zeros(1, dtype=torch.int32, pin_memory=is_card(device))
+    return Slot(memory, ctypes.c_int.from_address(memory.data_ptr()))

@@ -88,16 +88,10 @@ def inputs_of(splats: Splats) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
-class Drawn:
-    """A frame, and what is known of each splat on each screen; zeros for those that are not drawn."""
+@dataclass(kw_only=True, eq=False)
+class Facts:
+    """What is known of each splat on each screen, without gradients; zeros for those that are not drawn."""
 
-    colors: Tensor
-    """[C, H, W, D], with ``view.depth`` one channel more."""
-    alphas: Tensor
-    """[C, H, W, 1] what the splats cover of each pixel."""
-    means2d: Tensor
-    """[C, N, 2] centres on the screen, in pixels; the first pixel's centre is at 0.5."""
     radii: Tensor
     """[C, N, 2] int32 half extents in pixels, rounded up; 0: not drawn."""
     depths: Tensor
@@ -106,14 +100,33 @@ class Drawn:
     """[C, N, 3] the inverse covariance on the screen: xx, xy, yy."""
     tiles_per_splat: Tensor
     """[C, N] int32 tiles in which a splat is looked at; never less than those where it covers a pixel."""
+
+    def changes(self) -> int:
+        """How often they were changed in place, as torch counts it."""
+        tensors = (self.radii, self.depths, self.conics, self.tiles_per_splat)
+        return sum(tensor._version for tensor in tensors)
+
+
+@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
+class Drawn:
+    """A frame."""
+
+    colors: Tensor
+    """[C, H, W, D], with ``view.depth`` one channel more."""
+    alphas: Tensor
+    """[C, H, W, 1] what the splats cover of each pixel."""
+    means2d: Tensor
+    """[C, N, 2] centres on the screen, in pixels; the first pixel's centre is at 0.5. Zeros for splats not drawn."""
+    facts: Facts
     saved: Any = None
-    """What this implementation's ``backward`` needs besides. It must not hold the tensors above themselves."""
+    """What this implementation's ``backward`` needs besides. It must not hold the three tensors themselves."""
 
 
 def outputs_of(drawn: Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The tensors in order; the first three have gradients."""
+    """All tensors in order; the first three have gradients."""
+    facts = drawn.facts
     return (
-        drawn.colors, drawn.alphas, drawn.means2d, drawn.radii, drawn.depths, drawn.conics, drawn.tiles_per_splat
+        drawn.colors, drawn.alphas, drawn.means2d, facts.radii, facts.depths, facts.conics, facts.tiles_per_splat
     )  # fmt: skip
 
 

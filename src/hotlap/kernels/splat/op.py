@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hotlap.base.errors import ConfigError, ShapeError
+from hotlap.base.errors import ConfigError, ShapeError, UsageError
 from hotlap.base.shapes import bind_dims
 from hotlap.kernels.choose import Choice, choose
 from hotlap.kernels.splat import reference
-from hotlap.kernels.splat.frame import INPUTS, Drawn, Splats, View, inputs_of, outputs_of
+from hotlap.kernels.splat.frame import INPUTS, Drawn, Facts, Splats, View, inputs_of, outputs_of
 
 PACKAGE = __name__.rpartition(".")[0]
 IMPLS = tuple(name for name in ("cuda", "cpu", "reference") if find_spec(f"{PACKAGE}.{name}"))
@@ -34,15 +34,19 @@ MAX_DEGREE = 3
 def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | None = None) -> Drawn:
     """The frames of all cameras, differentiable in every input; of the results, colors, alphas and means2d are.
 
-    After ``backward()``, but not under ``torch.compile``, ``means2d.grad`` is the gradient on the screen: what a change
-    of the splats' centres there would do. If the view has ``absgrad``, ``means2d.absgrad`` is its sum of absolute
-    values over pixels. Both add up over passes. Where ``centers`` [C, N, 2] is given they become attributes of that.
+    After ``means2d.retain_grad()`` and ``backward()``, but not under ``torch.compile``, ``means2d.grad`` is the
+    gradient on the screen: what a change of the splats' centres there would do. If the view has ``absgrad``,
+    ``means2d.absgrad`` is its sum of absolute values over pixels. Both add up over passes. Where ``centers`` [C, N, 2]
+    is given they become attributes of that.
     """
     tensors = inputs_of(splats)
     shapes, learns = _look_at(tensors)
     if torch.compiler.is_compiling():
         _check_sizes(view, shapes)
-        return _drawn(splat_frame(*tensors, *flat_view(view), impl))
+        colors, alphas, means2d, *others = splat_frame(*tensors, *flat_view(view), impl)
+        radii, depths, conics, tiles_per_splat = others
+        facts = Facts(radii=radii, depths=depths, conics=conics, tiles_per_splat=tiles_per_splat)
+        return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=facts)
     _check_sizes_once(view, shapes)
     # The one that is preferred is asked first: to list what speaks against others takes the host longer.
     first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
@@ -51,10 +55,9 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         drawn: Drawn = module.forward(splats, view)
         drawn.saved = None
         return drawn
-    where = None if centers is None else weakref.ref(centers)
-    drawn = _drawn(_Frame.apply(module, view, splats, where, *tensors))
-    drawn.means2d.retain_grad()
-    return drawn
+    task = _Task(module, view, splats, None if centers is None else weakref.ref(centers))
+    colors, alphas, means2d = _Frame.apply(task, *tensors)
+    return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts)
 
 
 def splat_choice(splats: Splats, view: View, impl: str = "auto") -> Choice:
@@ -143,29 +146,40 @@ def _splats(tensors: Sequence[Any]) -> Splats:
     )  # fmt: skip
 
 
-def _drawn(results: Sequence[Tensor], saved: Any = None) -> Drawn:
-    colors, alphas, means2d, radii, depths, conics, tiles_per_splat = results
-    return Drawn(
-        colors=colors, alphas=alphas, means2d=means2d, radii=radii, depths=depths, conics=conics,
-        tiles_per_splat=tiles_per_splat, saved=saved,
-    )  # fmt: skip
+class _Task:
+    """What a frame's node of autograd's graph knows besides the tensors that torch keeps for it."""
+
+    def __init__(self, module: Any, view: View, splats: Splats, centers: weakref.ref[Tensor] | None) -> None:
+        self.module, self.view, self.splats = module, view, splats
+        self.centers = centers
+        """Refers to the tensor whose attributes the gradient on the screen becomes; at first None: the frame's own."""
+
+    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The results that have gradients; the others are kept here, where they cost autograd nothing."""
+        drawn = getattr(self.module, "forward_ahead", self.module.forward)(self.splats, self.view)
+        del self.splats  # from here on torch keeps the tensors, and sees whether they are changed
+        self.kept, self.facts, self.changes = drawn.saved, drawn.facts, drawn.facts.changes()
+        # The centres hold the node: more than a weak reference back would keep both until garbage is collected.
+        self.centers = self.centers or weakref.ref(drawn.means2d)
+        return drawn.colors, drawn.alphas, drawn.means2d
+
+    def check_facts(self) -> None:
+        """Refuses to go on where the user has changed them, as torch does for the tensors that it keeps."""
+        if self.facts.changes() != self.changes:
+            raise UsageError(
+                "radii, depths, conics or tiles of a frame were changed in place before its backward pass, which "
+                "needs them",
+                remedy="Change a clone() instead",
+            )
 
 
 class _Frame(torch.autograd.Function):
     """A frame as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, module: Any, view: View, splats: Splats, centers: Any, *tensors: Any) -> tuple[Tensor, ...]:
-        """The tensors that are drawn; ``tensors`` are those of ``splats``, which autograd looks for among arguments.
-
-        ``centers`` refers to the tensor whose attributes the gradient on the screen becomes; None: the frame's own.
-        """
-        drawn = getattr(module, "forward_ahead", module.forward)(splats, view)
-        outputs = outputs_of(drawn)
-        ctx.module, ctx.view, ctx.kept = module, view, drawn.saved
-        # The centres hold this node: more than a weak reference back would keep both until garbage is collected.
-        ctx.centers = centers or weakref.ref(drawn.means2d)
-        ctx.mark_non_differentiable(*outputs[3:])
+    def forward(ctx: Any, task: _Task, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors that are drawn; ``tensors`` are those of the splats, which autograd looks for among arguments."""
+        ctx.task, outputs = task, task.draw()
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *outputs)
         return outputs
@@ -173,24 +187,32 @@ class _Frame(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Nothing is recorded unless the graph of this pass is asked for, and torch's guard takes its time.
-        found = (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads[:3])
-        return None, None, None, None, *found
+        return None, *(_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
 
-    It is made by ``backward()`` alone, as the gradients of leaves are: a pass that is asked for certain gradients makes
-    no others. Torch knows of that for its checkpoints, which work in passes for all leaves only.
+    It is made for who has asked for it, and by ``backward()`` alone, as the gradients of leaves are: a pass that is
+    asked for certain gradients makes no others. Torch knows of that for its checkpoints, which work in passes for all
+    leaves only.
     """
-    saved = ctx.saved_tensors
-    splats, drawn = _splats(saved[: len(INPUTS)]), _drawn(saved[len(INPUTS) :], ctx.kept)
-    centers = ctx.centers() if torch.autograd._is_checkpoint_valid() else None
-    needs = _needs(ctx.needs_input_grad[-len(INPUTS) :], centers is not None)
-    found = ctx.module.backward(splats, ctx.view, drawn, *grads, needs)
+    task, saved = ctx.task, ctx.saved_tensors
+    task.check_facts()
+    *tensors, colors, alphas, means2d = saved
+    splats = _splats(tensors)
+    drawn = Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts, saved=task.kept)
+    centers = task.centers()
+    if centers is not None and not (
+        (centers.retains_grad or task.view.absgrad) and torch.autograd._is_checkpoint_valid()
+    ):
+        centers = None
+    needs = _needs(ctx.needs_input_grad[1:], centers is not None)
+    found = task.module.backward(splats, task.view, drawn, *grads, needs)
     if centers is not None:
-        _add(centers, "grad", found["means2d"])
-        if ctx.view.absgrad:
+        if centers.retains_grad:
+            _add(centers, "grad", found["means2d"])
+        if task.view.absgrad:
             _add(centers, "absgrad", found["means2d_abs"])
     return tuple(map(found.get, INPUTS))
 

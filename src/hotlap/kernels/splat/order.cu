@@ -74,7 +74,7 @@ splat_scan_kernel(const Frame f) {
     }
     if (thread_index() > 0) return;
     f.needed[0] = all;
-    if (f.told) *f.told = all;
+    if (f.told) tell_host(f.told, all);
     else if (all > f.capacity) raise_to(f.needed + 1, all);
     f.ranges[tiles] = all < f.capacity ? all : f.capacity;
 }

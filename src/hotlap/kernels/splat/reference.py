@@ -19,6 +19,7 @@ from hotlap.kernels.splat.frame import (
     MIN_TRANSMITTANCE,
     TILE,
     Drawn,
+    Facts,
     Splats,
     View,
     or_zeros,
@@ -102,8 +103,8 @@ def _draw(splats: Splats, view: View, probe: Tensor) -> Drawn:
     *parts, centers = zip(*cameras, strict=True)
     colors, alphas, means2d, radii, depths, conics, tiles = (torch.stack(part) for part in parts)
     return Drawn(
-        colors=colors, alphas=alphas, means2d=means2d, radii=radii, depths=depths, conics=conics,
-        tiles_per_splat=tiles, saved=(centers, probe),
+        colors=colors, alphas=alphas, means2d=means2d, saved=(centers, probe),
+        facts=Facts(radii=radii, depths=depths, conics=conics, tiles_per_splat=tiles),
     )  # fmt: skip
 
 
