@@ -79,23 +79,28 @@ class Called:
 
     def __init__(self, call: Any, scene: Scene, splats: dict[str, Any], views: Any, intrinsics: Any) -> None:
         self.leaves = {name: tensor.detach().requires_grad_() for name, tensor in splats.items()}
-        self.views, self.intrinsics, self.step = views, intrinsics, 0
+        # Cut once, for both libraries: a training loop has its cameras at hand.
+        self.cameras, self.intrinsics, self.step = list(views.split(1)), intrinsics[:1], 0
         self.rasterize = partial(call, width=scene.width, height=scene.height, sh_degree=3)
 
     def run(self, v_colors: Any) -> Any:
         import torch
 
-        view = self.views[self.step % NUM_CAMERAS][None]
-        self.step += 1
-        with torch.set_grad_enabled(v_colors is not None):
-            colors, _, _ = self.rasterize(**self.leaves, viewmats=view, Ks=self.intrinsics[:1])
         if v_colors is None:
-            return colors, {}
+            with torch.no_grad():
+                return self.draw(), {}
+        colors = self.draw()
         colors.backward(v_colors)
         found = {name: leaf.grad for name, leaf in self.leaves.items()}
         for leaf in self.leaves.values():
             leaf.grad = None
         return colors, found
+
+    def draw(self) -> Any:
+        """The picture that the next camera sees."""
+        view = self.cameras[self.step % NUM_CAMERAS]
+        self.step += 1
+        return self.rasterize(**self.leaves, viewmats=view, Ks=self.intrinsics)[0]
 
 
 class Gsplat(Called):

@@ -32,7 +32,7 @@ def ways() -> dict[str, Halves]:
     import torch
 
     from hotlap.kernels.splat import cuda, cuda_program
-    from hotlap.kernels.splat.frame import Splats, View, outputs_of
+    from hotlap.kernels.splat.frame import Splats, View
 
     cuda_program.launch = lambda *given: None
     cuda.why_not = lambda splats, view: ""
@@ -41,16 +41,16 @@ def ways() -> dict[str, Halves]:
     called, v_colors = OursCalled(scene, splats, views, intrinsics), torch.ones(1, scene.height, scene.width, 3)
     leaves, view = called.leaves, View(width=scene.width, height=scene.height, sh_degree=3)
     given = Splats(**splats, viewmats=views[:1], Ks=intrinsics[:1], backgrounds=None)
-    shapes = [tensor.shape for tensor in outputs_of(cuda.forward(given, view))]
+    drawn = cuda.forward(given, view)
+    shapes = [tensor.shape for tensor in (drawn.colors, drawn.alphas, drawn.means2d)]
 
     class Bare(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: Any) -> tuple[Any, ...]:
             found = tuple([torch.empty(*shape) for shape in shapes])
-            ctx.mark_non_differentiable(*found[3:])
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*tensors, *found)
-            ctx.kept = torch.empty(1000), torch.empty(1000)
+            ctx.kept = torch.empty(1000), torch.empty(1000), torch.empty(1000)
             return found
 
         @staticmethod

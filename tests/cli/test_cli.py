@@ -18,6 +18,7 @@ import hotlap
 from hotlap import targets
 from hotlap.base import events, registry
 from hotlap.base.registry import Registry
+from hotlap.cli import options
 from hotlap.cli.main import run
 from hotlap.cli.show import ProgressDoor, make_console
 from hotlap.cli.verbs import GROUPS, VERBS, Verb
@@ -349,3 +350,20 @@ def test_a_reader_that_goes_away_is_no_error(here):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "{0\n"
     assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_variable_of_the_environment_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("HOTLAP_BATCHH", "3")
+    monkeypatch.setenv("HOTLAP_TOKEN", "a secret of another verb")
+    assert run(["bench", "bilstm", "--dry-run", "--quiet"]) == 0
+    told = capsys.readouterr().err
+    assert "HOTLAP_BATCHH in the environment is no setting; HOTLAP_BATCH is one" in told and "TOKEN" not in told
+
+
+def test_a_variable_that_another_verb_has_is_no_mistake():
+    @dataclasses.dataclass
+    class Config:
+        batchs: int = 1
+
+    assert options.mistyped_variables(Config, {"HOTLAP_BATCH": "3", "OTHER_BATCHS": "3"}) == []
+    assert len(options.mistyped_variables(Config, {"HOTLAP_BATCHZ": "3"})) == 1

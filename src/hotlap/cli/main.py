@@ -86,6 +86,8 @@ def _dispatch(arguments: list[str]) -> int:
         request = options.parse(name, verb, arguments[words:])
     except SystemExit as done:  # argparse leaves this way after --help
         return int(done.code or 0)
+    for sentence in options.mistyped_variables(type(request.resolved.config)):
+        complain(sentence)
     if name not in WITHOUT_TORCH and importlib.util.find_spec("torch") is None:
         raise EnvironmentUnusable(
             f"'hotlap {name}' needs torch, which is not installed in {sys.prefix}",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
+import os
 import typing
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hotlap.base.errors import UsageError
-from hotlap.base.settings import Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
-from hotlap.cli.verbs import Verb
+from hotlap.base.settings import ENV_PREFIX, Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
+from hotlap.cli.verbs import VERBS, Verb
 
 
 class Parser(argparse.ArgumentParser):
@@ -118,6 +122,24 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
     layers += [file_layer(Path(file))] if file else []
     return Request(resolve(cls, layers), common, tuple(arguments))
+
+
+def mistyped_variables(cls: type, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Sentences on variables without effect: nearly a setting of this class, and none of any verb's."""
+    own, found = {field.name for field in dataclasses.fields(cls)}, []
+    for variable in environ:
+        name = variable.removeprefix(ENV_PREFIX).lower().partition("__")[0]
+        near = get_close_matches(name, own - {name}, n=1, cutoff=0.8) if variable.startswith(ENV_PREFIX) else []
+        if near and name not in own and name not in _all_settings():
+            found.append(f"{variable} in the environment is no setting; {ENV_PREFIX}{near[0].upper()} is one")
+    return found
+
+
+@functools.cache
+def _all_settings() -> frozenset[str]:
+    """Of all verbs, whose modules are imported for that."""
+    classes = [load_config_class(verb.config) for verb in VERBS.values() if verb.config]
+    return frozenset(field.name for cls in classes for field in dataclasses.fields(cls))
 
 
 def _joined(value: Any) -> Any:

@@ -154,7 +154,8 @@ def _show_head(record: RunRecord, console: Console) -> None:
     config = record.config
     what = f"{record.kind} {record.name}"
     if record.kind == "bench":
-        what += f", {config.get('mode')}, batch {config.get('batch')}"
+        batch = config.get("batch")  # not known yet where the target was still being loaded
+        what += f", {config.get('mode')}" + (f", batch {batch}" if batch else "")
     console.print(Text(what, style="bold"), Text(f"  {record.environment.device_line()}", style="dim"))
     if record.status != "complete":
         console.print(Text(f"{record.status}: this record is not whole", style=COLOURS.get(record.status, "yellow")))

@@ -364,19 +364,24 @@ def test_a_preview_tells_the_plan_and_writes_nothing(folder, jobs_in_process):
     assert [job["job"] for job in jobs_in_process] == ["describe"]
 
 
-def test_a_full_disk_is_a_storage_error_and_leaves_no_half_file(folder, jobs_in_process, monkeypatch):
-    left = []
+@pytest.mark.parametrize("fitting", [0, 1])
+def test_a_full_disk_is_a_storage_error_and_leaves_no_half_file(fitting, folder, jobs_in_process, monkeypatch):
+    """From the beginning, where nothing is left, or later, where the record that was written before is."""
+    written, sync = [], os.fsync
 
-    def no_space(_):
-        left.append(True)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def no_space(file):
+        written.append(True)
+        if len(written) > fitting:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(StorageError, match="No space left on device") as caught:
         bench(config())
-    assert caught.value.exit_code == 4
-    assert [list(f.iterdir()) for f in Path("runs/workload").iterdir()] == [[]]
-    assert left, "it was tried"
+    assert caught.value.exit_code == 4 and len(written) > fitting, "it was tried"
+    files = [path for path in Path("runs").rglob("*") if path.is_file()]
+    assert [path.name for path in files] == [RECORD_NAME] * fitting and all(load_record(path) for path in files)
+    assert Path("runs").exists() == bool(fitting)
 
 
 def test_a_disk_that_is_really_full(folder, jobs_in_process):
@@ -397,8 +402,17 @@ def test_a_disk_that_is_really_full(folder, jobs_in_process):
 
 def test_a_file_in_the_way_of_the_runs_folder(folder, jobs_in_process):
     Path("runs").write_text("")
-    with pytest.raises(StorageError, match=r"cannot create 'runs/workload/.*Not a directory.*--runs"):
+    with pytest.raises(StorageError, match=r"cannot create 'runs/Base/.*Not a directory.*--runs"):
         bench(config())
+
+
+def wait_for_a_measuring_run(running: subprocess.Popen, seconds: float) -> None:
+    """Until the target is loaded: its batch is known from then on."""
+    deadline = time.monotonic() + seconds
+    while running.poll() is None and time.monotonic() < deadline:
+        if [file for file in find_runs(Path("runs")) if load_record(file).config["batch"]]:
+            return
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -413,9 +427,7 @@ def test_however_a_run_is_cut_off_its_record_reads_as_interrupted(folder, number
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
-            deadline = time.monotonic() + 100
-            while not list(find_runs(Path("runs"))) and time.monotonic() < deadline and running.poll() is None:
-                time.sleep(0.05)
+            wait_for_a_measuring_run(running, 100)
             running.send_signal(number)
             code = running.wait(timeout=60)
         finally:

@@ -157,7 +157,7 @@ def test_a_disk_that_fills_up_ends_the_search_and_spoils_nothing(folder, monkeyp
 
     def full(path, text):
         count.append(path)
-        if len(count) > 3:
+        if len(count) > 5:
             raise StorageError(f"cannot write {str(path)!r}: No space left on device")
         real(path, text)
 

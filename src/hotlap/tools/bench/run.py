@@ -23,8 +23,9 @@ from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
+from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Gate, Measurement, Telemetry
-from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
 from hotlap.tools.bench.pace import bearable_batch
@@ -40,13 +41,20 @@ REGIME = "Inputs rotate over four batches that lie on the device; whole steps, s
 def bench(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Times one target; the record alone is enough to repeat the run."""
     emit(events.start("bench", None, f"loading {config.target}"))
-    about = describe(config)
-    config, told = with_stored_arm(config, about, emit)
-    plan = make_plan(config, about)
-    run = _Run(config, emit, about, plan, sources or {})
-    run.notes += told
     try:
-        with locked_clocks(config.lock_clocks_mhz):
+        with loading("bench", config.name or config.target.rpartition(":")[2], config, sources or {}) as folder_for:
+            about = describe(config)
+            config, told = with_stored_arm(config, about, emit)
+            run = _Run(config, emit, about, make_plan(config, about), sources or {}, folder_for)
+        run.notes += told
+        return _measure(run)
+    finally:
+        emit(events.finish("bench"))
+
+
+def _measure(run: _Run) -> RunRecord:
+    try:
+        with locked_clocks(run.config.lock_clocks_mhz):
             run.measure()
     except KeyboardInterrupt:
         run.close("interrupted", "Interrupted; what was measured until then is here.")
@@ -54,8 +62,6 @@ def bench(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     except HotlapError as error:
         run.close("failed", str(error))
         raise
-    finally:
-        emit(events.finish("bench"))
     return run.close("complete")
 
 
@@ -94,7 +100,13 @@ class _Run:
     """One bench under way."""
 
     def __init__(
-        self, config: BenchConfig, emit: Emit, about: Description, plan: Plan, sources: dict[str, str]
+        self,
+        config: BenchConfig,
+        emit: Emit,
+        about: Description,
+        plan: Plan,
+        sources: dict[str, str],
+        folder_for: FolderFor,
     ) -> None:
         self.config, self.emit, self.about = config, emit, about
         self.arms, self.context = list(plan.arms), list(plan.context)
@@ -114,7 +126,7 @@ class _Run:
         self.done, self.units = 0, 0
         resolved = dataclasses.replace(config, batch=self.batch)
         environment = capture()
-        self.folder: Path = run_folder(config.runs, config.name or about.name)
+        self.folder: Path = folder_for(config.name or about.name)
         self.record = begin("bench", config.name or about.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [QUICK_GIVES_UP] if config.quick else []

@@ -19,8 +19,9 @@ from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
+from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Gate, Measurement, Telemetry
-from hotlap.records.run import RunRecord, begin, now, run_folder, save, write_atomic
+from hotlap.records.run import RunRecord, begin, now, save, write_atomic
 from hotlap.tools.export.config import QUICK_GIVES_UP, ExportConfig
 from hotlap.tools.export.folder import MANIFEST, check_free, keep_only, publish, staged
 from hotlap.tools.export.manifest import make_manifest, make_page
@@ -37,8 +38,10 @@ def export(config: ExportConfig, emit: Emit = ignore, *, sources: dict[str, str]
     check_free(config.folder)
     emit(events.start(TASK, None, f"loading {config.target}"))
     try:
-        about = describe(config)
-        run = _Run(config, emit, about, make_plan(config, about, emit), sources or {})
+        name = config.name or f"{config.target.rpartition(':')[2]}-export"
+        with loading(TASK, name, config, sources or {}) as folder_for:
+            about = describe(config)
+            run = _Run(config, emit, about, make_plan(config, about, emit), sources or {}, folder_for)
         return run.go()
     finally:
         emit(events.finish(TASK))
@@ -75,7 +78,13 @@ class _Run:
     """One export under way."""
 
     def __init__(
-        self, config: ExportConfig, emit: Emit, about: Description, plan: Plan, sources: dict[str, str]
+        self,
+        config: ExportConfig,
+        emit: Emit,
+        about: Description,
+        plan: Plan,
+        sources: dict[str, str],
+        folder_for: FolderFor,
     ) -> None:
         self.config, self.emit, self.about, self.plan = config, emit, about, plan
         self.rows: list[FormRow] = list(plan.rows)
@@ -89,7 +98,7 @@ class _Run:
         self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick else [])]
         name = config.name or f"{about.name}-export"
         resolved = dataclasses.replace(config, arm=plan.asked.name, batch=plan.batch)
-        self.folder: Path = run_folder(config.runs, name)
+        self.folder: Path = folder_for(name)
         self.record = begin(TASK, name, resolved, sources, capture())
 
     def go(self) -> RunRecord:

@@ -21,8 +21,9 @@ from hotlap.measure.profiled import Profiled
 from hotlap.records.ceilings import Ceilings, read_ceilings
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
+from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Measurement, Verdict
-from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.tools.profile.advice import Case, advise
 from hotlap.tools.profile.analyse import Worked, analysis_of
 from hotlap.tools.profile.categories import RECURRENT
@@ -42,7 +43,9 @@ def profile(config: ProfileConfig, emit: Emit = ignore, *, sources: dict[str, st
         return diff(config, emit, sources=sources)
     emit(events.start("profile", None, f"loading {config.target or 'the trace'}"))
     try:
-        run = _Traces(config, emit, sources or {}) if config.trace else _Target(config, emit, sources or {})
+        name = "trace" if config.trace else f"{config.target.rpartition(':')[2]}-profile"
+        with loading("profile", config.name or name, config, sources or {}) as folder_for:
+            run = (_Traces if config.trace else _Target)(config, emit, sources or {}, folder_for)
         return run.go()
     finally:
         emit(events.finish("profile"))
@@ -51,11 +54,13 @@ def profile(config: ProfileConfig, emit: Emit = ignore, *, sources: dict[str, st
 class _Run:
     """One profile under way."""
 
-    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], name: str) -> None:
+    def __init__(
+        self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor, name: str
+    ) -> None:
         self.config, self.emit = config, emit
         self.notes: list[str] = []
         self.samples: list[Measurement] = []
-        self.folder: Path = run_folder(config.runs, config.name or name)
+        self.folder: Path = folder_for(config.name or name)
         self.record = begin("profile", config.name or name, config, sources, capture())
         self.record = save(self.record, self.folder)
 
@@ -125,10 +130,10 @@ def _plain(
 class _Traces(_Run):
     """Traces that are there already, one a rank."""
 
-    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str]) -> None:
+    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor) -> None:
         self.files = trace_files(config.trace)
         stem = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", self.files[0].name)
-        super().__init__(config, emit, sources, stem or "trace")
+        super().__init__(config, emit, sources, folder_for, stem or "trace")
 
     def find(self) -> tuple[dict[str, Any], Verdict]:
         config, analyses, numbers, roofs = self.config, [], [], []
@@ -166,7 +171,7 @@ class _Traces(_Run):
 class _Target(_Run):
     """A target, traced now."""
 
-    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str]) -> None:
+    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor) -> None:
         self.common = {
             "target": config.target,
             "options": config.workload,
@@ -182,7 +187,7 @@ class _Target(_Run):
             require_cuda(self.spec.index)
         self.batch = config.batch or about.default_batch
         resolved = dataclasses.replace(config, arm=self.spec.name, batch=self.batch)
-        super().__init__(resolved, emit, sources, f"{about.name}-profile")
+        super().__init__(resolved, emit, sources, folder_for, f"{about.name}-profile")
         self.stem = re.sub(r"[^A-Za-z0-9._+=-]+", "-", f"{about.name}.{self.spec.name}")
 
     def find(self) -> tuple[dict[str, Any], Verdict]:

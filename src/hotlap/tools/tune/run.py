@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
 from hotlap.measure.process import Starter, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
+from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Gate
-from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.records.tuned import (
     PROFILE_NAME,
     ProfileStore,
@@ -51,11 +53,14 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
 
 
 def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, str]) -> RunRecord:
-    environment = capture()  # imports torch here while the nursery does it there
-    about = describe(config, nursery)
-    space = space_of(config, about)
-    with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
-        return _search(_Run(config, emit, about, space, sources, environment, nursery))
+    name = config.name or f"{config.target.rpartition(':')[2]}-tune"
+    # A search that goes on has its record.
+    with nullcontext() if config.resume else loading("tune", name, config, sources) as folder_for:
+        environment = capture()  # imports torch here while the nursery does it there
+        about = describe(config, nursery)
+        space = space_of(config, about)
+        with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
+            return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
 
 
 def _search(run: _Run) -> RunRecord:
@@ -128,6 +133,7 @@ class _Run:
         sources: dict[str, str],
         environment: Environment,
         nursery: Nursery,
+        folder_for: FolderFor | None,
     ) -> None:
         self.config, self.emit, self.about, self.space = config, emit, about, space
         self.environment, self.nursery = environment, nursery
@@ -145,17 +151,19 @@ class _Run:
         self.profile: TunedProfile | None = None
         self.stored = ""
         self.notes: list[str] = []
-        rows, gates, full = self._begin(sources)
+        rows, gates, full = self._begin(sources, folder_for)
         self.lab = ProcessLab(
             config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say, nursery=nursery
         )
         self.lab.full_gates += full
 
-    def _begin(self, sources: dict[str, str]) -> tuple[list[Row], list[GateRow], list[Gate]]:
+    def _begin(
+        self, sources: dict[str, str], folder_for: FolderFor | None
+    ) -> tuple[list[Row], list[GateRow], list[Gate]]:
         """A new record, or that of the search that goes on with its rows."""
         name = self.config.name or f"{self.about.name}-tune"
-        if not self.config.resume:
-            self.folder: Path = run_folder(self.config.runs, name)
+        if folder_for is not None:
+            self.folder: Path = folder_for(name)
             self.record = begin("tune", name, self.config, sources, self.environment)
             return [], [], []
         before = find_search(self.config.resume, self.config.runs)

@@ -1,0 +1,47 @@
+"""Whoever stops a tool in its first seconds finds a record that says so, whatever the tool."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hotlap.records.run import find_runs, load_record
+
+COMMANDS = {
+    "bench": ["bench", "bilstm", "--quick"],
+    "tune": ["tune", "bilstm", "--budget", "1m"],
+    "profile": ["profile", "bilstm"],
+    "export": ["export", "bilstm", "--out", "exported"],
+    "loader": ["loader", "bilstm"],
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_tool_that_is_stopped_while_it_loads_leaves_a_record(kind, number, tmp_path):
+    running = subprocess.Popen(
+        [sys.executable, "-m", "hotlap", *COMMANDS[kind]],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(find_runs(tmp_path / "runs")) and time.monotonic() < deadline and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(number)
+        code = running.wait(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    (file,) = find_runs(tmp_path / "runs")
+    record = load_record(file)
+    assert (record.kind, record.status) == (kind, "interrupted")
+    assert code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert record.notes[0] == "The target was being loaded; nothing was measured yet."
+    assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["runs"]
