@@ -253,6 +253,15 @@ def measure(given: argparse.Namespace, folder: Path, save: Callable[[dict[str, A
         services.pop("litserve")
     for name, start in services.items():
         found["arms"][name] = serve(given, name, start, weights, pictures[0])
+        failed = []
+        while name == "litserve" and "error" in found["arms"][name] and given.lit_workers > 1:
+            # Each of its workers has a model of its own, and so many may not fit: it gets another try with fewer.
+            failed.append({"workers": given.lit_workers, **found["arms"][name]})
+            say(f"{name}: no start with {given.lit_workers} workers: {found['arms'][name]['error'][:300]}")
+            given.lit_workers //= 2
+            found["arms"][name] = serve(given, name, start, weights, pictures[0])
+        if name == "litserve":
+            found["arms"][name] |= {"workers": given.lit_workers, "failed_before": failed}
         show_arm(name, found["arms"][name], found["alone"])
         save(found)
     return found
