@@ -258,7 +258,9 @@ def splat_frame(
     """The tensors that are drawn."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     splats, view = _splats(tensors), _view(sizes, numbers)
-    return outputs_of(_implementation(splat_choice(splats, view, impl).impl).forward(splats, view))
+    drawn = _implementation(splat_choice(splats, view, impl).impl).forward(splats, view)
+    colors, alphas, means2d, radii, depths, conics, tiles_per_splat = map(_alone, outputs_of(drawn))
+    return colors, alphas, means2d, radii, depths, conics, tiles_per_splat
 
 
 @splat_frame.register_fake
