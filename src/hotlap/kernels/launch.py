@@ -75,12 +75,11 @@ def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
             return enqueue_all(kernels, address, index)
     # As Triton asks for it: a Stream object takes longer to make than the launch itself.
     stream, run = torch._C._cuda_getCurrentRawStream(index), _driver_launch()
-    for function, grid, threads, shared_bytes in kernels:
-        given = (function, *grid, threads, 1, 1, shared_bytes, stream, address, 0)
-        answer = run(*given)
-        if int(answer[0]) != 0:  # the threads that run backward passes may not have a context yet
+    for function, (x, y, z), threads, shared_bytes in kernels:
+        (answer,) = run(function, x, y, z, threads, 1, 1, shared_bytes, stream, address, 0)
+        if answer != 0:  # the threads that run backward passes may not have a context yet
             ensure_context(index)
-            done(run(*given))
+            done(run(function, x, y, z, threads, 1, 1, shared_bytes, stream, address, 0))
     return None
 
 

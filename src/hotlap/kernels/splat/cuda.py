@@ -44,7 +44,8 @@ PLANES = ("quats", "means", "scales", "opacities")
 
 def why_not(splats: Splats, view: View) -> str:
     """Why this implementation cannot draw such splats; '' if it can."""
-    device, dtype, num_splats = splats.means.device, splats.means.dtype, len(splats.means)
+    device, dtype = splats.means.device, splats.means.dtype
+    num_splats = splats.means.shape[0]  # len() takes torch three times as long
     channels = (3 if view.sh_degree is not None else splats.colors.shape[-1]) + view.depth
     if not room.is_card(device):
         return f"the tensors are on {device.type}"
@@ -78,9 +79,7 @@ class CardFacts(Facts):
     """``Facts`` in one piece of memory; a tensor of it is made when somebody asks for it, which most do not."""
 
     def __init__(self, memory: Tensor, plan: Plan) -> None:
-        self.memory, self.shape = memory, (plan.key.cameras, plan.num_splats)
-        """int32."""
-        self.places = dict(plan.facts.places)
+        self.memory, self.plan = memory, plan
 
     def changes(self) -> int:
         return self.memory._version  # all tensors made of it count there
@@ -102,7 +101,8 @@ class CardFacts(Facts):
         return self._part("tiles_per_splat")
 
     def _part(self, name: str, *each: int) -> Tensor:
-        begin, shape = self.places[name] // 4, self.shape + each
+        begin = dict(self.plan.facts.places)[name] // 4
+        shape = (self.plan.key.cameras, self.plan.num_splats, *each)
         return self.memory[begin : begin + math.prod(shape)].view(shape)
 
 

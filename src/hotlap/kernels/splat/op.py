@@ -79,12 +79,12 @@ def _look_at(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
     """The shapes, None for what is not there, and whether a gradient is wanted; refuses several types or devices."""
     device, dtype, learns = tensors[0].device, tensors[0].dtype, False
     shapes: list[Any] = []
-    for name, tensor in zip(INPUTS, tensors, strict=True):
+    for tensor in tensors:
         if tensor is None:
             shapes.append(None)
             continue
-        if tensor.dtype != dtype or tensor.device != device:
-            raise _not_alike(name, tensor, tensors[0])
+        if tensor.dtype is not dtype or tensor.device != device:
+            raise _not_alike(INPUTS[len(shapes)], tensor, tensors[0])
         shapes.append(tensor.shape)
         learns = learns or tensor.requires_grad
     if not dtype.is_floating_point:
@@ -187,34 +187,39 @@ class _Frame(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Nothing is recorded unless the graph of this pass is asked for, and torch's guard takes its time.
-        return None, *(_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads)
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
+    """None for the task, and those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
 
     It is made for who has asked for it, and by ``backward()`` alone, as the gradients of leaves are: a pass that is
     asked for certain gradients makes no others. Torch knows of that for its checkpoints, which work in passes for all
     leaves only.
     """
-    task, saved = ctx.task, ctx.saved_tensors
+    task = ctx.task
+    means, quats, scales, opacities, features, viewmats, intrinsics, backgrounds, colors, alphas, means2d = (
+        ctx.saved_tensors
+    )
     task.check_facts()
-    *tensors, colors, alphas, means2d = saved
-    splats = _splats(tensors)
+    splats = Splats(
+        means=means, quats=quats, scales=scales, opacities=opacities, colors=features, viewmats=viewmats,
+        Ks=intrinsics, backgrounds=backgrounds,
+    )  # fmt: skip
     drawn = Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts, saved=task.kept)
     centers = task.centers()
     if centers is not None and not (
         (centers.retains_grad or task.view.absgrad) and torch.autograd._is_checkpoint_valid()
     ):
         centers = None
-    needs = _needs(ctx.needs_input_grad[1:], centers is not None)
+    needs = _needs(ctx.needs_input_grad, centers is not None)
     found = task.module.backward(splats, task.view, drawn, *grads, needs)
     if centers is not None:
         if centers.retains_grad:
             _add(centers, "grad", found["means2d"])
         if task.view.absgrad:
             _add(centers, "absgrad", found["means2d_abs"])
-    return tuple(map(found.get, INPUTS))
+    return None, *map(found.get, INPUTS)
 
 
 _gradients_once = once_differentiable(_gradients)
@@ -222,8 +227,9 @@ _gradients_once = once_differentiable(_gradients)
 
 @cache
 def _needs(flags: tuple[bool, ...], on_screen: bool) -> frozenset[str]:
-    """What an implementation is asked for: the ``INPUTS`` whose flags are set, and the gradient on the screen."""
-    names = [name for name, flag in zip(INPUTS, flags, strict=True) if flag]
+    """What an implementation is asked for: the ``INPUTS`` whose flags, behind the task's, are set, and the gradient on
+    the screen."""
+    names = [name for name, flag in zip(INPUTS, flags[1:], strict=True) if flag]
     return frozenset([*names, "means2d"] if on_screen else names)
 
 
