@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotlap.base.errors import UsageError
 from hotlap.kernels.splat import cuda, cuda_program, cuda_room
 from hotlap.kernels.splat.cases import SplatCase, as_splats
-from hotlap.kernels.splat.cuda_plan import plan_frame
+from hotlap.kernels.splat.cuda_plan import plans_of
 from hotlap.kernels.splat.cuda_program import Variant
 from hotlap.splat import rasterize
 
@@ -72,7 +72,9 @@ def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launch
         torch.autograd.grad(colors, [inputs[name] for name in LEARNED], weights)
     # Autograd itself makes aliases of results that have gradients, to keep them and to hand them over.
     assert forward.names.pop("detach", 0) <= 3 and backward.names.pop("detach", 0) <= 3
-    assert forward.names == {"empty": 6}, "three results, what is known of splats, the lists to keep and those for now"
+    assert forward.names == {"empty_like": 6}, (
+        "three results, what is known of splats, the lists to keep and those for now"
+    )
     assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
     assert [len(names) for names, _ in launched] == [6, 3]
 
@@ -152,8 +154,10 @@ def test_what_frames_have_in_common_is_worked_out_once_for_each_kind(launched):
 
     numbers()  # the room is known from now on
     plain = numbers()
-    misses = plan_frame.cache_info().misses
-    assert numbers() == plain and plan_frame.cache_info().misses == misses
+    misses = plans_of.cache_info().misses
+    assert numbers() == plain and plans_of.cache_info().misses == misses
+    plan = cuda._plan(splats, view)
+    assert cuda._plan(splats, view) is plan, "with the same room it is the same plan"
     for name, value in (("raw", 1), ("antialiased", 1), ("eps2d", 0.5), ("radius_clip", 2.0)):
         assert numbers(**{name: value}) == plain | {name: value}
     assert plain["tiles_x"] == 7 and numbers(width=113)["tiles_x"] == 8

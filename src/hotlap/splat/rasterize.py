@@ -85,10 +85,7 @@ def rasterize(
         render_mode, rasterize_mode, index(width), index(height), float(near_plane), float(far_plane), float(eps2d),
         float(radius_clip), sh_degree, raw, absgrad,
     )  # fmt: skip
-    splats = Splats(
-        means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=Ks,
-        backgrounds=backgrounds,
-    )  # fmt: skip
+    splats = Splats(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     # Spelled out, for a loop would take the host three times as long.
     alike = (
         means.dtype is quats.dtype is scales.dtype is opacities.dtype is colors.dtype is viewmats.dtype is Ks.dtype

@@ -46,7 +46,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         colors, alphas, means2d, *others = splat_frame(*tensors, *flat_view(view), impl)
         radii, depths, conics, tiles_per_splat = others
         facts = Facts(radii=radii, depths=depths, conics=conics, tiles_per_splat=tiles_per_splat)
-        return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=facts)
+        return Drawn(colors, alphas, means2d, facts)
     _check_sizes_once(view, shapes)
     # The one that is preferred is asked first: to list what speaks against others takes the host longer.
     first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
@@ -57,7 +57,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         return drawn
     task = _Task(module, view, splats, None if centers is None else weakref.ref(centers))
     colors, alphas, means2d = _Frame.apply(task, *tensors)
-    return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts)
+    return Drawn(colors, alphas, means2d, task.facts)
 
 
 def splat_choice(splats: Splats, view: View, impl: str = "auto") -> Choice:
@@ -138,14 +138,6 @@ def _not_alike(name: str, tensor: Tensor, means: Tensor) -> ConfigError:
     return ConfigError(f"{name} is {kinds[0]}, means {kinds[1]}", expected="one floating-point type for all")
 
 
-def _splats(tensors: Sequence[Any]) -> Splats:
-    means, quats, scales, opacities, colors, viewmats, intrinsics, backgrounds = tensors
-    return Splats(
-        means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=intrinsics,
-        backgrounds=backgrounds,
-    )  # fmt: skip
-
-
 class _Task:
     """What a frame's node of autograd's graph knows besides the tensors that torch keeps for it."""
 
@@ -198,15 +190,9 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     leaves only.
     """
     task = ctx.task
-    means, quats, scales, opacities, features, viewmats, intrinsics, backgrounds, colors, alphas, means2d = (
-        ctx.saved_tensors
-    )
+    *tensors, colors, alphas, means2d = ctx.saved_tensors
     task.check_facts()
-    splats = Splats(
-        means=means, quats=quats, scales=scales, opacities=opacities, colors=features, viewmats=viewmats,
-        Ks=intrinsics, backgrounds=backgrounds,
-    )  # fmt: skip
-    drawn = Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts, saved=task.kept)
+    splats, drawn = Splats(*tensors), Drawn(colors, alphas, means2d, task.facts, task.kept)
     centers = task.centers()
     if centers is not None and not (
         (centers.retains_grad or task.view.absgrad) and torch.autograd._is_checkpoint_valid()
@@ -263,7 +249,7 @@ def splat_frame(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The tensors that are drawn."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = _splats(tensors), _view(sizes, numbers)
+    splats, view = Splats(*tensors), _view(sizes, numbers)
     drawn = _implementation(splat_choice(splats, view, impl).impl).forward(splats, view)
     colors, alphas, means2d, radii, depths, conics, tiles_per_splat = map(_alone, outputs_of(drawn))
     return colors, alphas, means2d, radii, depths, conics, tiles_per_splat
@@ -293,7 +279,7 @@ def splat_frame_backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the inputs that ``asked`` names, in its order; the frame is drawn once more."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = _splats(tensors), _view(sizes, numbers)
+    splats, view = Splats(*tensors), _view(sizes, numbers)
     module = _implementation(splat_choice(splats, view, impl).impl)
     with torch.no_grad():
         drawn = module.forward(splats, view)
