@@ -68,7 +68,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     monkeypatch.setattr(launching, "load_function", load_function)
     monkeypatch.setattr(launching, "ensure_context", ensure_context)
-    monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
+    monkeypatch.setattr(launching, "_driver_launch", lambda: (cu_launch_kernel, int))
     return asked
 
 
@@ -92,6 +92,6 @@ def test_a_thread_without_a_context_gets_one_and_a_launch_that_fails_all_the_sam
     thread.start()
     thread.join()
     assert card == ["context of 0", ("k on 0 with 0 bytes", [1, 1, 1, 32, 1, 1, 0], 1000, 1)]
-    monkeypatch.setattr(launching, "_driver_launch", lambda: lambda *given: (701,))
+    monkeypatch.setattr(launching, "_driver_launch", lambda: (lambda *given: (701,), int))
     with pytest.raises(KernelUnavailable, match="a CUDA call of a kernel failed: 701"):
         launch(*arguments)

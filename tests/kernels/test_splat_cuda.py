@@ -172,7 +172,7 @@ def test_kernels_are_launched_in_order_with_their_frame_and_none_without_blocks(
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
-    monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
+    monkeypatch.setattr(launching, "_driver_launch", lambda: (cu_launch_kernel, int))
     monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: f"{name} on {index}")
     kernels = (("splat_scan_kernel", 1, 1), ("splat_pair_kernel", 0, 3), ("splat_blend_fwd_kernel", 7, 2))
     cuda_program.launch(PLAIN, kernels, frame_with(num_splats=9, means=96), torch.device("cuda", 5))

@@ -73,8 +73,10 @@ def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             return enqueue_all(kernels, address, index)
-    # As Triton asks for it: a Stream object takes longer to make than the launch itself.
-    stream, run = torch._C._cuda_getCurrentRawStream(index), _driver_launch()
+    run, as_stream = _driver_launch()
+    # As Triton asks for it: a Stream object of torch's takes longer to make than the launch itself. The driver's own
+    # takes little, and each launch would make one of a plain number.
+    stream = as_stream(torch._C._cuda_getCurrentRawStream(index))
     for function, (x, y, z), threads, shared_bytes in kernels:
         (answer,) = run(function, x, y, z, threads, 1, 1, shared_bytes, stream, address, 0)
         if answer != 0:  # the threads that run backward passes may not have a context yet
@@ -84,7 +86,8 @@ def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
 
 
 @functools.cache
-def _driver_launch() -> Any:
+def _driver_launch() -> tuple[Any, Any]:
+    """The driver's function that launches, and its type of a stream, made of a handle."""
     from cuda.bindings import driver
 
-    return driver.cuLaunchKernel
+    return driver.cuLaunchKernel, driver.CUstream
