@@ -77,7 +77,8 @@ class CardFacts(Facts):
     """``Facts`` in one piece of memory; a tensor of it is made when somebody asks for it, which most do not."""
 
     def __init__(self, memory: Tensor, plan: Plan) -> None:
-        self.memory, self.plan = memory, plan
+        self.memory, self.places, self.shape = memory, plan.facts.places, (plan.key.cameras, plan.num_splats)
+        """int32; what lies where in it; cameras and splats."""
 
     def changes(self) -> int:
         return self.memory._version  # all tensors made of it count there
@@ -99,8 +100,7 @@ class CardFacts(Facts):
         return self._part("tiles_per_splat")
 
     def _part(self, name: str, *each: int) -> Tensor:
-        begin = dict(self.plan.facts.places)[name] // 4
-        shape = (self.plan.key.cameras, self.plan.num_splats, *each)
+        begin, shape = dict(self.places)[name] // 4, self.shape + each
         return self.memory[begin : begin + math.prod(shape)].view(shape)
 
 
