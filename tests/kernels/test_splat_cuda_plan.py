@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotlap.base.errors import UsageError
 from hotlap.kernels.splat import cuda, cuda_program, cuda_room
 from hotlap.kernels.splat.cases import SplatCase, as_splats
-from hotlap.kernels.splat.cuda_plan import plan_frame
+from hotlap.kernels.splat.cuda_plan import plans_of
 from hotlap.kernels.splat.cuda_program import Variant
+from hotlap.kernels.splat.frame import INPUTS
 from hotlap.splat import rasterize
 
 CPU = torch.device("cpu")
@@ -72,7 +73,9 @@ def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launch
         torch.autograd.grad(colors, [inputs[name] for name in LEARNED], weights)
     # Autograd itself makes aliases of results that have gradients, to keep them and to hand them over.
     assert forward.names.pop("detach", 0) <= 3 and backward.names.pop("detach", 0) <= 3
-    assert forward.names == {"empty": 6}, "three results, what is known of splats, the lists to keep and those for now"
+    assert forward.names == {"empty_like": 6}, (
+        "three results, what is known of splats, the lists to keep and those for now"
+    )
     assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
     assert [len(names) for names, _ in launched] == [6, 3]
 
@@ -152,12 +155,49 @@ def test_what_frames_have_in_common_is_worked_out_once_for_each_kind(launched):
 
     numbers()  # the room is known from now on
     plain = numbers()
-    misses = plan_frame.cache_info().misses
-    assert numbers() == plain and plan_frame.cache_info().misses == misses
+    misses = plans_of.cache_info().misses
+    assert numbers() == plain and plans_of.cache_info().misses == misses
+    plan = cuda._plan(splats, view)
+    assert cuda._plan(splats, view) is plan, "with the same room it is the same plan"
     for name, value in (("raw", 1), ("antialiased", 1), ("eps2d", 0.5), ("radius_clip", 2.0)):
         assert numbers(**{name: value}) == plain | {name: value}
     assert plain["tiles_x"] == 7 and numbers(width=113)["tiles_x"] == 8
     assert numbers() == plain
+
+
+def test_addresses_are_told_in_the_order_of_the_structure():
+    fields = cuda_program.frame_type()
+    learned = ("v_image", "v_alphas", "v_means2d", "sums", *(f"out_{name}" for name in cuda.FOUND))
+    assert cuda_program.DRAWN_WITH[: len(INPUTS)] == INPUTS and learned == cuda_program.LEARNED_WITH
+    names = cuda_program.DRAWN_WITH + cuda_program.LEARNED_WITH
+    assert [getattr(fields, name).offset for name in names] == [8 * place for place in range(len(names))]
+    frame, ones = fields(), range(1, len(names) + 1)
+    cuda_program.tell_forward(frame, ones[: len(cuda_program.DRAWN_WITH)])
+    cuda_program.tell_backward(frame, ones[: len(INPUTS)], frame.means2d, ones[len(cuda_program.DRAWN_WITH) :])
+    assert [getattr(frame, name) for name in names] == list(ones) and frame.num_splats == 0
+
+
+def test_frames_can_be_learned_from_after_one_of_their_kind_was_drawn_for_inference(launched):
+    plans_of.cache_clear()
+    inputs = leaves()
+    with torch.inference_mode():
+        draw(inputs)
+    colors, alphas, meta = draw(inputs)
+    assert not any(tensor.is_inference() for tensor in (colors, alphas, meta["means2d"], meta["radii"]))
+    (colors.sum() + alphas.sum()).backward()
+    assert inputs["means"].grad.shape == inputs["means"].shape
+
+
+@pytest.mark.parametrize("options", [{}, {"cameras": 2, "background": True}, {"splats": 0}], ids=str)
+def test_results_lie_in_memory_as_tensors_of_their_shapes_do(options, launched):
+    case = replace(CASE, **options)
+    drawn = cuda.forward(as_splats(case.make(CPU)), case.view)
+    for tensor in (drawn.colors, drawn.alphas, drawn.means2d):
+        assert tensor.stride() == torch.empty(tensor.shape).stride()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    screen = (case.cameras, case.height, case.width)
+    assert drawn.colors.shape == (*screen, 3) and drawn.alphas.shape == (*screen, 1)
+    assert drawn.means2d.shape == (case.cameras, case.splats, 2)
 
 
 def test_kernels_are_loaded_where_their_card_is_the_current_one(monkeypatch):

@@ -43,10 +43,7 @@ class Shaped:
     """What is asked of a tensor that this machine cannot hold."""
 
     def __init__(self, num: int, device: str, dtype: torch.dtype) -> None:
-        self.num, self.device, self.dtype = num, torch.device(device), dtype
-
-    def __len__(self) -> int:
-        return self.num
+        self.shape, self.device, self.dtype = (num, 3), torch.device(device), dtype
 
 
 @pytest.mark.parametrize(

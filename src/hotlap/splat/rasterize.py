@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
-from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Facts, Splats, View, inputs_of
+from hotlap.kernels.splat.frame import INPUTS, TILE, Drawn, Splats, View, inputs_of
 from hotlap.kernels.splat.op import splat
 
 FLOAT32 = torch.float32
@@ -27,7 +27,12 @@ ONLY = {
 FACTS = {"radii": "radii", "depths": "depths", "conics": "conics", "tiles_per_gauss": "tiles_per_splat"}
 """The tensors without gradients of a frame's meta, and what they are called here."""
 LATER = object()
-"""In place of one that nobody has asked for."""
+"""In place of what nobody has asked for."""
+META: dict[str, Any] = {
+    "means2d": LATER, **dict.fromkeys(FACTS, LATER), "gaussian_ids": None, "camera_ids": None, "width": LATER,
+    "height": LATER, "tile_size": LATER, "tile_width": LATER, "tile_height": LATER, "n_cameras": LATER,
+}  # fmt: skip
+"""A frame's meta when nobody has asked for anything."""
 WITHOUT_EFFECT = ("tile_size", "segmented")
 """Arguments of gsplat's that change how it works but not what comes out."""
 
@@ -75,21 +80,23 @@ def rasterize(
     _check_others(channel_chunk, others)
     if render_mode in ("D", "ED"):
         colors, backgrounds, sh_degree = means.new_zeros(len(means), 0), None, None
-    make = _view if torch.compiler.is_compiling() else _view_once
-    view = make(
+    compiling = torch.compiler.is_compiling()
+    view = (_view if compiling else _view_once)(
         render_mode, rasterize_mode, index(width), index(height), float(near_plane), float(far_plane), float(eps2d),
         float(radius_clip), sh_degree, raw, absgrad,
     )  # fmt: skip
-    splats = Splats(
-        means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=Ks,
-        backgrounds=backgrounds,
+    splats = Splats(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
+    # Spelled out, for a loop would take the host three times as long.
+    alike = (
+        means.dtype is quats.dtype is scales.dtype is opacities.dtype is colors.dtype is viewmats.dtype is Ks.dtype
+        is FLOAT32 and (backgrounds is None or backgrounds.dtype is FLOAT32)
     )  # fmt: skip
-    if [tensor for tensor in inputs_of(splats) if tensor is not None and tensor.dtype != FLOAT32]:
+    if not alike:
         splats = _in_one_type(splats)
     whole = sh_degree is not None or colors.shape[-1] <= channel_chunk
     drawn = splat(splats, view, impl) if whole else _draw_chunks(splats, view, channel_chunk, impl)
     image = _with_expected_depth(drawn) if render_mode.endswith("ED") else drawn.colors
-    return image, drawn.alphas, _meta(drawn, view)
+    return image, drawn.alphas, _whole_meta(drawn, view) if compiling else Meta(drawn, view)
 
 
 def _view(
@@ -162,34 +169,35 @@ def _with_expected_depth(drawn: Drawn) -> Tensor:
     return torch.cat([drawn.colors[..., :-1], expected], dim=-1)
 
 
-def _meta(drawn: Drawn, view: View) -> MutableMapping[str, Any]:
-    known: dict[str, Any] = {
-        "means2d": drawn.means2d,
-        **dict.fromkeys(FACTS, LATER),
-        "gaussian_ids": None,
-        "camera_ids": None,
+def _whole_meta(drawn: Drawn, view: View) -> dict[str, Any]:
+    """A plain dictionary, which a compiler understands; what is compiled makes all tensors anyway."""
+    facts = {name: getattr(drawn.facts, here) for name, here in FACTS.items()}
+    return META | {"means2d": drawn.means2d, **facts, **_sizes(view), "n_cameras": drawn.means2d.shape[0]}
+
+
+def _sizes(view: View) -> dict[str, int]:
+    return {
         "width": view.width,
         "height": view.height,
         "tile_size": TILE,
         "tile_width": -(-view.width // TILE),
         "tile_height": -(-view.height // TILE),
-        "n_cameras": drawn.means2d.shape[0],
     }
-    if not torch.compiler.is_compiling():
-        return Meta(known, drawn.facts)
-    # What is compiled makes all tensors anyway, and a plain dictionary is understood.
-    return known | {name: getattr(drawn.facts, here) for name, here in FACTS.items()}
 
 
 class Meta(MutableMapping[str, Any]):
-    """What is known of a frame, by gsplat's names. A tensor that nobody asks for is not made."""
+    """What is known of a frame, by gsplat's names. What nobody asks for is not made."""
 
-    def __init__(self, known: dict[str, Any], facts: Facts) -> None:
-        self._known, self._facts = known, facts
+    def __init__(self, drawn: Drawn, view: View) -> None:
+        self._known, self._facts, self._view = META.copy(), drawn.facts, view
+        self._known["means2d"] = drawn.means2d
+        self._known["n_cameras"] = drawn.means2d.shape[0]
 
     def __getitem__(self, name: str) -> Any:
         value = self._known[name]
-        return getattr(self._facts, FACTS[name]) if value is LATER else value
+        if value is not LATER:
+            return value
+        return getattr(self._facts, FACTS[name]) if name in FACTS else _sizes(self._view)[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._known[name] = value

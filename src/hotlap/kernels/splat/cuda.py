@@ -25,7 +25,7 @@ from hotlap.base.errors import UsageError
 from hotlap.kernels.nvrtc import why_no_compiler
 from hotlap.kernels.splat import cuda_program as program
 from hotlap.kernels.splat import cuda_room as room
-from hotlap.kernels.splat.cuda_plan import Layout, Plan, plan_frame
+from hotlap.kernels.splat.cuda_plan import Plan, plans_of
 from hotlap.kernels.splat.cuda_program import Variant, frame_type
 from hotlap.kernels.splat.cuda_room import overflowed as overflowed
 from hotlap.kernels.splat.frame import GRADIENTS, INPUTS, Drawn, Facts, Splats, View, inputs_of
@@ -44,7 +44,8 @@ PLANES = ("quats", "means", "scales", "opacities")
 
 def why_not(splats: Splats, view: View) -> str:
     """Why this implementation cannot draw such splats; '' if it can."""
-    device, dtype, num_splats = splats.means.device, splats.means.dtype, len(splats.means)
+    device, dtype = splats.means.device, splats.means.dtype
+    num_splats = splats.means.shape[0]  # len() takes torch three times as long
     channels = (3 if view.sh_degree is not None else splats.colors.shape[-1]) + view.depth
     if not room.is_card(device):
         return f"the tensors are on {device.type}"
@@ -66,21 +67,18 @@ def _why_no_card(device: torch.device) -> str:
     return "" if major >= 8 else f"the kernels need sm_80 or newer, and the card is sm_{major}{minor}"
 
 
-GIVEN = (*INPUTS, "v_image", "v_alphas", "v_means2d")
-"""What a backward pass begins with, as ``frame.cuh`` names it."""
 ADDED_TO = ("viewmats", "Ks", "backgrounds")
 """Gradients that kernels add to, and that begin as zeros."""
-OUT = {name: f"out_{name}" for name in (*GRADIENTS, "means2d_abs")}
-"""Where ``frame.cuh`` has the addresses of gradients."""
+FOUND = (*GRADIENTS, "means2d_abs")
+"""All gradients, as ``frame.cuh`` has their addresses at the end of those that the backward pass needs."""
 
 
 class CardFacts(Facts):
     """``Facts`` in one piece of memory; a tensor of it is made when somebody asks for it, which most do not."""
 
     def __init__(self, memory: Tensor, plan: Plan) -> None:
-        self.memory, self.shape = memory, (plan.key.cameras, plan.num_splats)
-        """int32."""
-        self.places = dict(plan.facts.places)
+        self.memory, self.places, self.shape = memory, plan.facts.places, (plan.key.cameras, plan.num_splats)
+        """int32; what lies where in it; cameras and splats."""
 
     def changes(self) -> int:
         return self.memory._version  # all tensors made of it count there
@@ -102,7 +100,7 @@ class CardFacts(Facts):
         return self._part("tiles_per_splat")
 
     def _part(self, name: str, *each: int) -> Tensor:
-        begin, shape = self.places[name] // 4, self.shape + each
+        begin, shape = dict(self.places)[name] // 4, self.shape + each
         return self.memory[begin : begin + math.prod(shape)].view(shape)
 
 
@@ -121,21 +119,23 @@ class Saved:
     """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
 
 
-def _give(frame: Any, names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Tells the frame where tensors are; those returned must live until the kernels are launched.
+def _addresses_of(tensors: Sequence[Tensor | None], copies: list[Tensor]) -> list[int]:
+    """Where kernels find tensors, 0 for those that are not there.
 
-    Kernels read 16 bytes at once and no gaps: what does not lie like that is copied.
+    Kernels read 16 bytes at once and no gaps: what does not lie like that is copied, and the copies must live until the
+    kernels are launched.
     """
-    copies: list[Tensor] = []
-    for name, tensor in zip(names, tensors, strict=True):
+    addresses: list[int] = []
+    for tensor in tensors:
         if tensor is None:
+            addresses.append(0)
             continue
         address = tensor.data_ptr()
         if address % 16 or not tensor.is_contiguous():
             copies.append(tensor.clone(memory_format=torch.contiguous_format))
             address = copies[-1].data_ptr()
-        setattr(frame, name, address)
-    return copies
+        addresses.append(address)
+    return addresses
 
 
 def _variant(splats: Splats, view: View, num_tiles: int, needs: frozenset[str] = frozenset()) -> Variant:
@@ -182,20 +182,20 @@ def forward_ahead(splats: Splats, view: View) -> Drawn:
 def _begin(splats: Splats, view: View) -> Drawn:
     """One attempt at a frame, with the room that is known."""
     device = splats.means.device
-    key = room.Key(device, splats.viewmats.shape[0], view.height, view.width)
     captured = room.capturing(device)
     if not captured:
         room.Told.read_those_there(device)
-    plan = _plan(splats, view, key)
-    told = None if captured else room.Told(key, splats.means.shape[0], plan.capacity)
+    plan = _plan(splats, view)
+    told = None if captured else room.Told(plan.key, plan.num_splats, plan.capacity)
     drawn = _room_for_frame(plan, Saved(plan, told))
     _draw(splats, view, drawn)
     return drawn
 
 
-def _plan(splats: Splats, view: View, key: room.Key) -> Plan:
-    num_splats = splats.means.shape[0]
-    return plan_frame(view, key, num_splats, splats.colors.shape, room.ROOM.of(key, num_splats))
+def _plan(splats: Splats, view: View) -> Plan:
+    means = splats.means
+    plans = plans_of(view, means.device, splats.viewmats.shape[0], means.shape[0], splats.colors.shape)
+    return plans.with_room(room.ROOM.of(plans.key, plans.num_splats))
 
 
 def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
@@ -203,24 +203,17 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
     saved: Saved = drawn.saved
     while saved.told is not None and not saved.told.wait():
         saved.told.warn()
-        key, num_splats = saved.told.key, saved.told.num_splats
-        saved.plan = _plan(splats, view, key)
-        saved.told = room.Told(key, num_splats, saved.plan.capacity)
+        saved.plan = _plan(splats, view)
+        saved.told = room.Told(saved.plan.key, saved.plan.num_splats, saved.plan.capacity)
         _draw(splats, view, drawn)
     saved.told = None
 
 
 def _room_for_frame(plan: Plan, saved: Saved) -> Drawn:
     """Memory for what users are given of a frame."""
-    device, cameras, height, width = plan.key
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
-    return Drawn(
-        colors=torch.empty(cameras, height, width, plan.channels, **floats),
-        alphas=torch.empty(cameras, height, width, 1, **floats),
-        means2d=torch.empty(cameras, plan.num_splats, 2, **floats),
-        facts=CardFacts(torch.empty(plan.facts.size, dtype=torch.int32, device=device), plan),
-        saved=saved,
-    )
+    colors, alphas, means2d = plan.results
+    facts = CardFacts(torch.empty_like(plan.facts.like), plan)
+    return Drawn(torch.empty_like(colors), torch.empty_like(alphas), torch.empty_like(means2d), facts, saved)
 
 
 def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
@@ -231,29 +224,20 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     most = room.ROOM.most(plan.key)
     short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
-    saved.memory, scratch = _room_for_lists(frame, plan.kept, device), _room_for_lists(frame, plan.now, device)
-    copies = _give(frame, INPUTS, inputs_of(splats))
-    _place(frame, plan.facts, facts.memory)
-    frame.image, frame.alphas, frame.means2d = (t.data_ptr() for t in (drawn.colors, drawn.alphas, drawn.means2d))
     frame.short_lists = short_lists
-    frame.told = None if told is None else told.address
+    kept, now = torch.empty_like(plan.kept.like), torch.empty_like(plan.now.like)
+    saved.memory = kept
+    copies: list[Tensor] = []
+    bases = (
+        *_addresses_of(inputs_of(splats), copies),
+        drawn.colors.data_ptr(), drawn.alphas.data_ptr(), drawn.means2d.data_ptr(),
+        facts.memory.data_ptr(), kept.data_ptr(), now.data_ptr(),
+        0 if told is None else told.address, plan.needed,
+    )  # fmt: skip
+    program.tell_forward(frame, [bases[number] + place for number, place in plan.places])
     variant = _variant(splats, view, plan.num_tiles)
     program.launch(variant, plan.short if short_lists else plan.long, frame, device)
-    del copies, scratch  # torch gives their memory to nobody who is not behind the kernels in the stream
-
-
-def _room_for_lists(frame: Any, layout: Layout, device: torch.device) -> Tensor:
-    """The memory of lists; the frame is told where each begins."""
-    memory = torch.empty(layout.size, dtype=torch.int32, device=device)
-    _place(frame, layout, memory)
-    return memory
-
-
-def _place(frame: Any, layout: Layout, memory: Tensor) -> None:
-    """Tells the frame where lists in such memory begin."""
-    address = memory.data_ptr()
-    for name, place in layout.places:
-        setattr(frame, name, address + place)
+    del copies, now  # torch gives their memory to nobody who is not behind the kernels in the stream
 
 
 def backward(
@@ -273,16 +257,16 @@ def backward(
     plan: Plan = drawn.saved.plan
     frame = frame_type().from_buffer_copy(drawn.saved.frame)
     variant = _variant(splats, view, plan.num_tiles, needs)
-    found, sums = _room_for_gradients(splats, variant, needs)
+    inputs = inputs_of(splats)
+    found, sums = _room_for_gradients(inputs, plan, variant, needs)
     if "means2d" in needs:
         found["means2d"] = torch.empty_like(drawn.means2d)
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
-    copies = _give(frame, GIVEN, (*inputs_of(splats), v_colors, v_alphas, v_means2d))
-    frame.means2d = drawn.means2d.data_ptr()
-    for name, tensor in found.items():
-        setattr(frame, OUT[name], tensor.data_ptr())
-    frame.sums = None if sums is None else sums.data_ptr()
+    copies: list[Tensor] = []
+    others = _addresses_of((v_colors, v_alphas, v_means2d, sums), copies)
+    others += [0 if tensor is None else tensor.data_ptr() for tensor in map(found.get, FOUND)]
+    program.tell_backward(frame, _addresses_of(inputs, copies), drawn.means2d.data_ptr(), others)
     program.launch(variant, plan.backward if sums is None else plan.backward[1:], frame, device)
     del copies  # as in the forward pass
     return found
@@ -304,21 +288,21 @@ def check_determinism(device: torch.device) -> None:
 
 
 def _room_for_gradients(
-    splats: Splats, variant: Variant, needs: frozenset[str]
+    inputs: Sequence[Tensor], plan: Plan, variant: Variant, needs: frozenset[str]
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Memory for the gradients of the inputs, zeros where kernels add to it, and for the pixels' sums of each splat.
 
     With one camera the sums have no memory of their own if that of the gradients made from them will do; the first
     kernel clears it.
     """
-    num_cameras, num_splats = splats.viewmats.shape[0], splats.means.shape[0]
+    num_cameras = plan.key.cameras
     found: dict[str, Tensor] = {}
     sums = None
     if num_cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
-        sums = splats.means.new_zeros(num_cameras, num_splats, variant.sums)
-    for name in INPUTS:
+        sums = inputs[0].new_zeros(num_cameras, plan.num_splats, variant.sums)
+    for name, given in zip(INPUTS, inputs, strict=True):
         if name in needs:
-            given, kind = getattr(splats, name), torch.zeros_like if name in ADDED_TO else torch.empty_like
+            kind = torch.zeros_like if name in ADDED_TO else torch.empty_like
             # The layout is named only where it must be: that takes torch as long as the rest.
             found[name] = kind(given) if given.is_contiguous() else kind(given, memory_format=torch.contiguous_format)
     return found, sums

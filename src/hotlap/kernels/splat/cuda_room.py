@@ -77,7 +77,8 @@ class Room:
         known = self.known.get(key)
         if known is None or known.frames < FIRST_FRAMES:
             return False
-        return known.most * 1.1 * max(1.0, num_splats / max(known.splats, 1)) <= self.of(key, num_splats)
+        more = num_splats / max(known.splats, 1) if num_splats > known.splats else 1.0
+        return known.most * 1.1 * more <= max(known.capacity, self.least.get(key.device, 0))
 
     def learn(self, key: Key, needed: int, num_splats: int) -> None:
         """A quarter more than the frame has needed, unless there is a tenth to spare already."""

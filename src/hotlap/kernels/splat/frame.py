@@ -55,7 +55,7 @@ class View:
     """The sum over pixels of the absolute gradients of ``means2d`` is wanted too."""
 
 
-@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
+@dataclass(eq=False)  # frozen, it would take the host three times as long to make; by keyword, more than twice
 class Splats:
     """What a frame is drawn from; all tensors are of one floating-point type and on one device."""
 
@@ -107,7 +107,7 @@ class Facts:
         return sum(tensor._version for tensor in tensors)
 
 
-@dataclass(kw_only=True, eq=False)  # frozen, it would take the host three times as long to make
+@dataclass(eq=False)  # as ``Splats``
 class Drawn:
     """A frame."""
 

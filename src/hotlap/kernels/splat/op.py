@@ -46,7 +46,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         colors, alphas, means2d, *others = splat_frame(*tensors, *flat_view(view), impl)
         radii, depths, conics, tiles_per_splat = others
         facts = Facts(radii=radii, depths=depths, conics=conics, tiles_per_splat=tiles_per_splat)
-        return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=facts)
+        return Drawn(colors, alphas, means2d, facts)
     _check_sizes_once(view, shapes)
     # The one that is preferred is asked first: to list what speaks against others takes the host longer.
     first = impl == "auto" and not _why_not(IMPLS[0], splats, view)
@@ -57,7 +57,7 @@ def splat(splats: Splats, view: View, impl: str = "auto", *, centers: Tensor | N
         return drawn
     task = _Task(module, view, splats, None if centers is None else weakref.ref(centers))
     colors, alphas, means2d = _Frame.apply(task, *tensors)
-    return Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts)
+    return Drawn(colors, alphas, means2d, task.facts)
 
 
 def splat_choice(splats: Splats, view: View, impl: str = "auto") -> Choice:
@@ -79,12 +79,12 @@ def _look_at(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
     """The shapes, None for what is not there, and whether a gradient is wanted; refuses several types or devices."""
     device, dtype, learns = tensors[0].device, tensors[0].dtype, False
     shapes: list[Any] = []
-    for name, tensor in zip(INPUTS, tensors, strict=True):
+    for tensor in tensors:
         if tensor is None:
             shapes.append(None)
             continue
-        if tensor.dtype != dtype or tensor.device != device:
-            raise _not_alike(name, tensor, tensors[0])
+        if tensor.dtype is not dtype or tensor.device != device:
+            raise _not_alike(INPUTS[len(shapes)], tensor, tensors[0])
         shapes.append(tensor.shape)
         learns = learns or tensor.requires_grad
     if not dtype.is_floating_point:
@@ -138,14 +138,6 @@ def _not_alike(name: str, tensor: Tensor, means: Tensor) -> ConfigError:
     return ConfigError(f"{name} is {kinds[0]}, means {kinds[1]}", expected="one floating-point type for all")
 
 
-def _splats(tensors: Sequence[Any]) -> Splats:
-    means, quats, scales, opacities, colors, viewmats, intrinsics, backgrounds = tensors
-    return Splats(
-        means=means, quats=quats, scales=scales, opacities=opacities, colors=colors, viewmats=viewmats, Ks=intrinsics,
-        backgrounds=backgrounds,
-    )  # fmt: skip
-
-
 class _Task:
     """What a frame's node of autograd's graph knows besides the tensors that torch keeps for it."""
 
@@ -187,34 +179,33 @@ class _Frame(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Nothing is recorded unless the graph of this pass is asked for, and torch's guard takes its time.
-        return None, *(_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads)
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, *grads)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
+    """None for the task, and those of ``INPUTS``; that on the screen is handed over where gsplat's users look for it.
 
     It is made for who has asked for it, and by ``backward()`` alone, as the gradients of leaves are: a pass that is
     asked for certain gradients makes no others. Torch knows of that for its checkpoints, which work in passes for all
     leaves only.
     """
-    task, saved = ctx.task, ctx.saved_tensors
+    task = ctx.task
+    *tensors, colors, alphas, means2d = ctx.saved_tensors
     task.check_facts()
-    *tensors, colors, alphas, means2d = saved
-    splats = _splats(tensors)
-    drawn = Drawn(colors=colors, alphas=alphas, means2d=means2d, facts=task.facts, saved=task.kept)
+    splats, drawn = Splats(*tensors), Drawn(colors, alphas, means2d, task.facts, task.kept)
     centers = task.centers()
     if centers is not None and not (
         (centers.retains_grad or task.view.absgrad) and torch.autograd._is_checkpoint_valid()
     ):
         centers = None
-    needs = _needs(ctx.needs_input_grad[1:], centers is not None)
+    needs = _needs(ctx.needs_input_grad, centers is not None)
     found = task.module.backward(splats, task.view, drawn, *grads, needs)
     if centers is not None:
         if centers.retains_grad:
             _add(centers, "grad", found["means2d"])
         if task.view.absgrad:
             _add(centers, "absgrad", found["means2d_abs"])
-    return tuple(map(found.get, INPUTS))
+    return None, *map(found.get, INPUTS)
 
 
 _gradients_once = once_differentiable(_gradients)
@@ -222,8 +213,9 @@ _gradients_once = once_differentiable(_gradients)
 
 @cache
 def _needs(flags: tuple[bool, ...], on_screen: bool) -> frozenset[str]:
-    """What an implementation is asked for: the ``INPUTS`` whose flags are set, and the gradient on the screen."""
-    names = [name for name, flag in zip(INPUTS, flags, strict=True) if flag]
+    """What an implementation is asked for: the ``INPUTS`` whose flags, behind the task's, are set, and the gradient on
+    the screen."""
+    names = [name for name, flag in zip(INPUTS, flags[1:], strict=True) if flag]
     return frozenset([*names, "means2d"] if on_screen else names)
 
 
@@ -257,7 +249,7 @@ def splat_frame(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The tensors that are drawn."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = _splats(tensors), _view(sizes, numbers)
+    splats, view = Splats(*tensors), _view(sizes, numbers)
     drawn = _implementation(splat_choice(splats, view, impl).impl).forward(splats, view)
     colors, alphas, means2d, radii, depths, conics, tiles_per_splat = map(_alone, outputs_of(drawn))
     return colors, alphas, means2d, radii, depths, conics, tiles_per_splat
@@ -287,7 +279,7 @@ def splat_frame_backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the inputs that ``asked`` names, in its order; the frame is drawn once more."""
     tensors = (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
-    splats, view = _splats(tensors), _view(sizes, numbers)
+    splats, view = Splats(*tensors), _view(sizes, numbers)
     module = _implementation(splat_choice(splats, view, impl).impl)
     with torch.no_grad():
         drawn = module.forward(splats, view)
