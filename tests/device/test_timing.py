@@ -42,6 +42,33 @@ def test_the_clock_itself_costs_next_to_nothing():
     assert best < 0.005, "5 µs of clock would be 0.1% of a step of 5 ms"
 
 
+def test_nothing_of_the_clock_is_made_or_looked_up_between_two_steps_on_a_card(monkeypatch):
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the current one"
+            done.append("record")
+
+        def elapsed_time(self, after: Event) -> float:
+            return 1.0
+
+    def current_stream() -> str:
+        done.append("look up")
+        return "the current one"
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    block = time_block(lambda: done.append("step"), 2, torch.device("cuda"))
+    made = ["look up", "record", "record", "record"]
+    assert done == [*made, "wait", "record", "step", "record", "step", "record", "wait"]
+    assert block.intervals_ms == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("medians", "steady"),
     [

@@ -46,13 +46,16 @@ def _time_host_block(step: Step, iterations: int) -> Block:
 def _time_cuda_block(step: Step, iterations: int) -> Block:
     import torch
 
+    stream = torch.cuda.current_stream()  # to look it up for each event would take as long as to record one
     events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    for event in events:
+        event.record(stream)  # the driver makes an event when it is first recorded: now, and not between two steps
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    events[0].record()
+    events[0].record(stream)
     for event in events[1:]:
         step()
-        event.record()
+        event.record(stream)
     torch.cuda.synchronize()
     wall = time.perf_counter() - begin
     intervals = [before.elapsed_time(after) for before, after in pairwise(events)]
