@@ -297,7 +297,9 @@ def test_an_input_is_read_as_it_is_written(text, shape, dtype, high):
     assert InputSpec.parse(text) == InputSpec(shape, dtype, high)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0x3", "-1", "3:float99", "3:int64:0", "3:int64:many", "3.5"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "4x", "x4", "3xx4", "0x3", "-1", "3:float99", "3:int64:0", "3:int64:many", "3.5"]
+)
 def test_a_bad_input_is_refused_by_name(text):
     with pytest.raises(TargetError, match=r"--input '.*' is not an input"):
         InputSpec.parse(text)

@@ -90,7 +90,7 @@ class InputSpec:
         shape, _, rest = text.partition(":")
         dtype, _, high = rest.partition(":")
         try:
-            sizes = tuple(int(size) for size in shape.lower().split("x") if size != "")
+            sizes = tuple(int(size) for size in shape.lower().split("x"))
             bound = int(high) if high else 2
         except ValueError:
             sizes, bound = (), 0

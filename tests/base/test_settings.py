@@ -211,7 +211,7 @@ def test_a_missing_value_is_asked_for_by_ways_that_exist():
     ("text", "words"),
     [
         ("a: [1", ["not valid YAML", "at line 1, column 4"]),
-        ("lr: 1\nbatch: 2\nlr: 3\n", ["'lr' is given twice"]),
+        ("lr: 1\nbatch: 2\nlr: 3\n", ["'lr' is given twice, on lines 1 and 3"]),
         ("workload: {size: 1, size: 2}", ["'size' is given twice"]),
         ("- a\n- b\n", ["holds a list", "'name: value'"]),
         ("just text", ["holds a str"]),

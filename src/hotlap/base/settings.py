@@ -238,9 +238,13 @@ def load_yaml(text: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
-            for twice in (name for name in names if names.count(name) > 1):
-                raise ValueError(f"{twice!r} is given twice, the last time on line {node.end_mark.line + 1}")
+            names = [name for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
+            lines: dict[str, int] = {}
+            for name in names:
+                line = name.start_mark.line + 1
+                if name.value in lines:
+                    raise ValueError(f"{name.value!r} is given twice, on lines {lines[name.value]} and {line}")
+                lines[name.value] = line
             return super().construct_mapping(node, deep)
 
     Loader.yaml_implicit_resolvers = {

@@ -115,6 +115,8 @@ def show_tune(record: RunRecord, console: Console) -> None:
     from hotlap.tools.tune.verdict import headline_rows
 
     found = record.extra.get("tune") or {}
+    if not found:  # it was stopped while the target was loaded
+        return
     rows = [decode(Row, row) for row in found.get("rows", [])]
     gates = {gate.arm: gate for gate in (decode(GateRow, gate) for gate in found.get("gates", []))}
     console.print(tune_table(headline_rows(rows, gates), found.get("winner"), width=console.width))

@@ -119,9 +119,9 @@ def _pictures_below(folder: Path) -> list[str]:
             else:
                 others[suffix or "no suffix"] += 1
     if not found:
-        seen_there = ", ".join(f"{num} of {suffix}" for suffix, num in others.most_common(5)) or "no files"
+        seen_there = ", ".join(f"{num} of {suffix}" for suffix, num in others.most_common(5))
         raise DataError(
-            f"class folder {str(folder)!r} has no pictures but {seen_there}",
+            f"class folder {str(folder)!r} has no pictures" + (f" but {seen_there}" if seen_there else ""),
             expected=f"files of {', '.join(SUFFIXES)}",
         )
     return sorted(found)
