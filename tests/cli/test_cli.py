@@ -22,6 +22,8 @@ from hotlap.cli import options
 from hotlap.cli.main import run
 from hotlap.cli.show import ProgressDoor, make_console
 from hotlap.cli.verbs import GROUPS, VERBS, Verb
+from hotlap.engine.config import TrainConfig
+from hotlap.engine.place import LAUNCHED
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import begin, find_runs, run_folder, save
@@ -247,6 +249,15 @@ def test_a_model_that_prints_leaves_stdout_to_the_result(here, hotlap_cli):
     assert "importing" in told.err and "building" in told.err
 
 
+def test_what_a_target_writes_below_python_leaves_stdout_to_the_result(here):
+    (here / "loud.py").write_text("import os\nfrom torch import nn\nos.system('echo a program')\n"
+                                  "def mlp():\n    return nn.Linear(8, 2)\n")  # fmt: skip
+    command = [sys.executable, "-m", "hotlap", "train", "loud.py:mlp", "--input", "8", "--dry-run", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["config"]["target"] == "loud.py:mlp"
+    assert done.stderr == "a program\n"
+
+
 def test_a_target_that_several_processes_could_not_train_is_told_before_they_start(here, hotlap_cli, monkeypatch):
     started = []
     monkeypatch.setattr("hotlap.tools.train.exec_torchrun", lambda config, arguments: started.append(arguments))
@@ -358,6 +369,13 @@ def test_a_mistyped_variable_of_the_environment_is_told(monkeypatch, capsys):
     assert run(["bench", "bilstm", "--dry-run", "--quiet"]) == 0
     told = capsys.readouterr().err
     assert "HOTLAP_BATCHH in the environment is no setting; HOTLAP_BATCH is one" in told and "TOKEN" not in told
+
+
+def test_of_several_processes_one_tells_of_a_mistyped_variable():
+    mistyped = {"HOTLAP_EPOCS": "3"}
+    assert len(options.mistyped_variables(TrainConfig, {**mistyped, "RANK": "0"})) == 1
+    assert options.mistyped_variables(TrainConfig, {**mistyped, "RANK": "1"}) == []
+    assert options.mistyped_variables(TrainConfig, {**mistyped, "RANK": "0", LAUNCHED: "1"}) == [], "told at the start"
 
 
 def test_a_variable_that_another_verb_has_is_no_mistake():

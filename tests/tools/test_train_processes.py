@@ -42,8 +42,8 @@ def undisturbed(tmp_path_factory):
     return trainer.parts.model.state_dict()
 
 
-def start(folder, *arguments):
-    command = [sys.executable, "-m", "hotlap", "train", TARGET, *COMMON, *arguments]
+def start(folder, *arguments, target=TARGET):
+    command = [sys.executable, "-m", "hotlap", "train", target, *COMMON, *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -99,14 +99,17 @@ def test_killed_and_short_of_memory_it_comes_to_the_same_end(tmp_path, undisturb
 
 @pytest.mark.slow
 def test_told_to_stop_it_saves_and_goes_on_in_one_process(tmp_path, undisturbed):
-    process = start(tmp_path, "--set", "workload.pause_s=0.2")
+    process = start(tmp_path, "--set", "workload.pause_s=0.2", "--workers", "1")
     deadline = time.monotonic() + PATIENCE_S
     while not any(path.read_text().count("\n") >= 4 for path in tmp_path.glob("runs/*/*/metrics.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline, finish(process)[1]
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = finish(process)
-    assert process.returncode != 0
+    out, err = finish(process)
+    assert process.returncode == 130, err
+    assert json.loads(out)["verdict"]["exit_code"] == 130
+    assert err.splitlines()[-1] == "interrupted; a checkpoint was saved, and --resume goes on from it"
+    assert "Traceback" not in err and "signal" not in err
     (folder,) = tmp_path.glob("runs/masked/*")
     assert load_record(folder).status == "interrupted", err
     assert 3 <= weights(folder)[0] < 16
@@ -114,6 +117,46 @@ def test_told_to_stop_it_saves_and_goes_on_in_one_process(tmp_path, undisturbed)
     trainer = Trainer(load_target(TARGET), config, folder, torch.device("cpu"))
     trainer.run(trainer.store.load("latest"))
     torch.testing.assert_close(trainer.parts.model.state_dict(), undisturbed, **CLOSE)
+
+
+@pytest.fixture
+def loud(tmp_path):
+    """A target that also prints below Python, as programs and libraries in C do."""
+    folder = str(Path(TARGET.rpartition(":")[0]).parent)
+    prints = ["print('import prints')", "os.system('echo a program prints')"]
+    lines = ["import os, sys", *prints, f"sys.path.insert(0, {folder!r})", "from masked_rows import masked"]
+    (tmp_path / "loud.py").write_text("\n".join(lines))
+    return f"{tmp_path / 'loud.py'}:masked"
+
+
+def test_stdout_has_the_answer_alone_whatever_a_target_prints(tmp_path, loud, monkeypatch):
+    monkeypatch.setenv("HOTLAP_BATCHH", "3")
+    process = start(tmp_path, "--epochs", "1", target=loud)
+    out, err = finish(process)
+    assert process.returncode == 0, err
+    assert json.loads(out)["status"] == "complete"
+    assert err.count("import prints") == err.count("a program prints") == 3, "before the start, and in each process"
+    assert err.count("HOTLAP_BATCHH in the environment is no setting") == 1
+
+
+def test_a_training_that_prints_is_not_taken_for_dead(tmp_path, loud, alarm):
+    config = TrainConfig(target=loud, nproc=2, device="cpu", epochs=1, runs=tmp_path / "runs")
+    told = []
+    assert train(config, lambda event: told.append(event.text)).status == "complete"
+    assert told.count("a program prints") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_torchrun_stopped_before_it_has_processes_says_so(number):
+    """torch's own entry is stood in for by the signal."""
+    code = (
+        "import os, sys, torch.distributed.run as run\n"
+        f"run.main = lambda arguments: os.kill(os.getpid(), {int(number)})\n"
+        "from hotlap.tools.train.torchrun import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (130, "hotlap: interrupted before the training began\n")
 
 
 def test_what_ended_all_processes_is_told_and_not_tried_again(tmp_path, alarm):
@@ -129,7 +172,7 @@ def test_the_command_line_reaches_every_process_as_it_was_typed():
     config = TrainConfig(target="unet", nproc=3, device="cpu", restarts=7)
     command = torchrun_command(config, ["unet", "--nproc", "3", "--nproc=3", "--name", "a b"])
     assert command[1:] == [
-        "-m", "torch.distributed.run", "--nproc-per-node", "3", "--max-restarts", "7", "--standalone",
+        "-m", "hotlap.tools.train.torchrun", "--nproc-per-node", "3", "--max-restarts", "7", "--standalone",
         "-m", "hotlap", "train", "unet", "--set", "nproc=3", "--set", "nproc=3", "--name", "a b",
     ]  # fmt: skip
 

@@ -244,7 +244,10 @@ def _with_progress(request: Request, tool: Tool) -> RunRecord:
 
 
 def _results_alone() -> AbstractContextManager[Any]:
-    """Keeps stdout for the result: what a user's model or plug-in prints in this process goes to stderr."""
+    """Keeps ``sys.stdout`` for the result: what a user's model or plug-in prints in this process goes to stderr.
+
+    What is written to descriptor 1 below Python goes there anyway: see :func:`hotlap.cli.main.main`.
+    """
     return redirect_stdout(sys.stderr)
 
 

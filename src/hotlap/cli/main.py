@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import hotlap
+from hotlap.base.channel import take_stdout
 from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError, UnknownName, UsageError, did_you_mean
 from hotlap.cli.verbs import GROUPS, VERBS, WITHOUT_TORCH, Verb
 
@@ -22,6 +23,8 @@ EXIT_INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> None:
     """The process's entry; never returns."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if sys.stdout is not None and sys.stderr is not None:  # a caller may have closed them
+        sys.stdout = take_stdout(sys.stdout.encoding)
     _print_anywhere()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn
 from hotlap.base.errors import UsageError
 from hotlap.base.settings import ENV_PREFIX, Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
 from hotlap.cli.verbs import VERBS, Verb
+from hotlap.engine.place import LAUNCHED
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,7 +126,12 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
 
 
 def mistyped_variables(cls: type, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Sentences on variables without effect: nearly a setting of this class, and none of any verb's."""
+    """Sentences on variables without effect: nearly a setting of this class, and none of any verb's.
+
+    Of several processes that see the same environment, only the first one has something to say.
+    """
+    if LAUNCHED in environ or environ.get("RANK", "0") != "0":
+        return []
     own, found = {field.name for field in dataclasses.fields(cls)}, []
     for variable in environ:
         name = variable.removeprefix(ENV_PREFIX).lower().partition("__")[0]

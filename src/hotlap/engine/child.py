@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hotlap.base import events
+from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.base.events import Emit
 from hotlap.device.memory import is_out_of_memory
@@ -25,8 +26,7 @@ from hotlap.records.codec import decode, encode
 
 
 def main() -> None:
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
+    channel = take_stdout()
     _keep_from_workers(channel)
     job = json.loads(sys.stdin.readline())
     stop = threading.Event()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hotlap.base.errors import EnvironmentUnusable
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHED = "HOTLAP_IS_LAUNCHED"
+"""Set where hotlap itself started torchrun, so that what it has said of the command line is not said again."""
 
 
 @dataclass(frozen=True, kw_only=True)

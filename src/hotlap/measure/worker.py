@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hotlap
+from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.jobs import find_job
@@ -22,8 +23,7 @@ from hotlap.records.codec import encode
 
 
 def main() -> None:
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
+    channel = take_stdout()
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

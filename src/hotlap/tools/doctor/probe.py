@@ -8,6 +8,7 @@ import sys
 import traceback
 from typing import Any
 
+from hotlap.base.channel import take_stdout
 from hotlap.records.codec import encode
 from hotlap.tools.doctor.finding import Finding, failed
 from hotlap.tools.doctor.registry import load_checks
@@ -47,9 +48,7 @@ def read_facts(name: str) -> Any:
 
 def main(arguments: list[str]) -> int:
     name, verbose = arguments[0], "--verbose" in arguments
-    # Libraries print to standard output as they please; the answer keeps the real one to itself.
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answer = take_stdout()
     result = read_facts(name) if name.startswith("facts:") else run_body(name, verbose=verbose)
     answer.write(json.dumps(encode(result)) + "\n")
     answer.flush()

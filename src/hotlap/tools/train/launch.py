@@ -17,12 +17,13 @@ from hotlap.base.errors import ConfigError, WorkerDied
 from hotlap.base.events import Emit
 from hotlap.device.host import read_host
 from hotlap.engine.config import TrainConfig
-from hotlap.engine.place import find_place
+from hotlap.engine.place import LAUNCHED, find_place
 from hotlap.records.codec import encode
 from hotlap.records.run import RunRecord, load_record
 
 SHUTDOWN_S = "60"
 """Seconds that torchrun gives processes it has told to stop; their last step and checkpoint must be done by then."""
+TORCHRUN = "hotlap.tools.train.torchrun"
 
 
 def wants_torchrun(config: TrainConfig) -> bool:
@@ -36,7 +37,7 @@ def torchrun_command(config: TrainConfig, arguments: Sequence[str]) -> list[str]
 
     check_devices(config.device, config.nproc)
     counts = ["--nproc-per-node", str(config.nproc), "--max-restarts", str(config.restarts)]
-    return [sys.executable, "-m", "torch.distributed.run", *counts, "--standalone",
+    return [sys.executable, "-m", TORCHRUN, *counts, "--standalone",
             "-m", "hotlap", "train", *_respelled(arguments)]  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def torchrun_environment(config: TrainConfig) -> dict[str, str]:
     paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = str(max(1, read_host().usable_cores // config.nproc))
     chosen = {"OMP_NUM_THREADS": threads, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_S}
-    return {**chosen, **os.environ, "PYTHONPATH": paths}
+    return {**chosen, **os.environ, "PYTHONPATH": paths, LAUNCHED: "1"}
 
 
 def exec_torchrun(config: TrainConfig, arguments: Sequence[str]) -> None:
@@ -68,6 +69,7 @@ def exec_torchrun(config: TrainConfig, arguments: Sequence[str]) -> None:
     command = torchrun_command(config, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
+    os.dup2(sys.stdout.fileno(), 1)  # for the first process's answer
     os.execvpe(command[0], command, torchrun_environment(config))
 
 

@@ -129,6 +129,8 @@ class Member:
         if record is not None:
             self._pointer.write(folder, outcome["status"], self._pointer.restarts())
             record = close(record, folder, outcome, self._pointer.restarts())
+            if record.status == "interrupted":
+                self._emit(events.warn(tell_interruption(outcome["last_checkpoint"])))
         record = self._team.same(record)
         self._team.destroy()
         return record
@@ -186,6 +188,12 @@ class Member:
         trainer.parts.step.split_to(request["micro"], recompute=request["recompute"])
         if checkpoint is not None:
             checkpoint.state["split"] = trainer.parts.step.state_dict()
+
+
+def tell_interruption(checkpoint: str) -> str:
+    """What whoever stopped a training wants to know; before its first step there is nothing to save."""
+    saved = "a checkpoint was saved, and --resume goes on from it" if checkpoint else "there was nothing to save yet"
+    return f"interrupted; {saved}"
 
 
 def read_request(folder: Path) -> dict[str, Any] | None:
