@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from hotlap.base.errors import OutOfMemory, TargetError, UnknownName, UsageError
+from hotlap.base.errors import DeviceUnavailable, OutOfMemory, TargetError, UnknownName, UsageError
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Measurement
 from hotlap.records.run import begin, find_runs, load_record
@@ -109,6 +109,13 @@ def test_what_cannot_be_timed_is_told_as_an_error(tmp_path, jobs_in_process, mon
         self_test(settings(tmp_path, **changes))
     for file in find_runs(tmp_path / "runs"):
         assert load_record(file).status == "failed"
+
+
+def test_a_card_that_is_not_there_is_told_before_anything_is_written(tmp_path, jobs_in_process):
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist") as caught:
+        self_test(settings(tmp_path, arms=("cuda:97",)))
+    assert caught.value.exit_code == 4
+    assert [job["job"] for job in jobs_in_process] == ["describe"] and not (tmp_path / "runs").exists()
 
 
 def test_an_interruption_leaves_a_record_that_says_so(tmp_path, jobs_in_process, monkeypatch):
