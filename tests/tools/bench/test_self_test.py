@@ -10,7 +10,7 @@ from hotlap.base.errors import DeviceUnavailable, OutOfMemory, TargetError, Unkn
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Measurement
 from hotlap.records.run import begin, find_runs, load_record
-from hotlap.tools.bench import BenchConfig
+from hotlap.tools.bench import BenchConfig, preview
 from hotlap.tools.bench.self_test import _judge, _snapshot, self_test
 
 module = importlib.import_module("hotlap.tools.bench.self_test")
@@ -115,6 +115,8 @@ def test_a_card_that_is_not_there_is_told_before_anything_is_written(tmp_path, j
     with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist") as caught:
         self_test(settings(tmp_path, arms=("cuda:97",)))
     assert caught.value.exit_code == 4
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist"):
+        preview(settings(tmp_path, arms=("cuda:97",), self_test=True))
     assert [job["job"] for job in jobs_in_process] == ["describe"] and not (tmp_path / "runs").exists()
 
 
