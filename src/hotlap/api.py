@@ -74,12 +74,13 @@ def loader_settings(
     >>> settings = hotlap.loader_settings(dataset, batch=64, step_ms=20, device="cuda")
     >>> DataLoader(dataset, batch_size=64, **settings.dataloader_arguments())
     """
-    import torch
     from torch.utils.data import default_collate
 
+    from hotlap.device.probe import get_device
     from hotlap.engine.loader_speed import quick_choice
     from hotlap.targets import load_target
 
+    place = get_device(str(device))  # before anything is loaded
     if isinstance(data, str):
         workload = load_target(data)
         collate, name, data = collate or workload.collate, data, workload.train_data()
@@ -87,9 +88,7 @@ def loader_settings(
             raise TargetError(
                 f"target {name!r} has no train_data", expected="a Workload whose train_data() gives a dataset"
             )
-    choice = quick_choice(
-        data, batch=batch, step_ms=step_ms, device=torch.device(device), collate=collate or default_collate
-    )
+    choice = quick_choice(data, batch=batch, step_ms=step_ms, device=place, collate=collate or default_collate)
     return choice.settings
 
 

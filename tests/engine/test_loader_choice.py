@@ -8,6 +8,7 @@ import pytest
 
 from hotlap.base.errors import DataError, LoaderDied
 from hotlap.engine.loader_choice import (
+    APART,
     Limits,
     Row,
     Speed,
@@ -124,7 +125,7 @@ def test_the_smallest_that_reaches_the_headroom_is_chosen_not_the_fastest():
         "Fewer workers or batches ahead deliver less than 1.2 times the consumption.",
     ]
     assert tried([choose(rows, 100.0, headroom=1.5).chosen]) == [(2, 2)]
-    assert choose(rows[::4], 100.0).lines == ["Without workers every step would take 111% longer."]
+    assert choose(rows[::4], 100.0).lines == ["Without workers every step would take 111% longer.", APART]
 
 
 def test_without_workers_a_step_waits_so_more_is_asked_of_it():
@@ -147,8 +148,19 @@ def test_when_none_keeps_up_the_fastest_training_is_chosen_and_the_loader_named(
     choice = choose(found(lambda s: rates[s.num_workers]), 100.0)
     assert not choice.enough and tried([choice.chosen]) == [(2, 2)]
     assert "0.75x what the model consumes; the loader is the bottleneck" in choice.headline
-    assert "about 75% of the speed" in choice.lines[0]
-    assert "More workers are no faster" in choice.lines[1]
+    assert choice.lines[:2] == [
+        "With it, training reaches at most about 75% of the speed the model could have.",
+        APART,
+    ]
+    assert "More workers are no faster" in choice.lines[2]
+
+
+def test_a_rate_measured_alone_is_told_as_an_upper_bound_wherever_workers_take_cores_from_the_training():
+    assert APART in choose([row(0, None, 90), row(2, 2, 900)], 100.0).lines, "also where it keeps up"
+    assert "may get less" in APART and "'hotlap train'" in APART
+    alone = choose([row(0, None, 100), row(2, 2, 20)], 100.0)
+    assert "at most about 50%" in alone.lines[0] and APART not in alone.lines
+    assert APART not in choose([row(0, None, 5000)], 100.0).lines
 
 
 def test_a_rate_between_consumption_and_headroom_is_told_as_that():

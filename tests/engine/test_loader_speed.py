@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hotlap
-from hotlap.base.errors import ConfigError, DataError, TargetError
+from hotlap.base.errors import ConfigError, DataError, DeviceUnavailable, TargetError, UsageError
 from hotlap.engine import loader_speed
 from hotlap.engine.loader_choice import Limits
 from hotlap.engine.loader_settings import LoaderSettings
@@ -93,6 +93,18 @@ def test_a_model_faster_than_any_loader_gets_workers_or_none_but_always_an_answe
 def test_a_step_that_is_no_time_is_refused(step_ms):
     with pytest.raises(ConfigError, match=f"step_ms = {step_ms} is not a time"):
         hotlap.loader_settings(DATA, batch=8, step_ms=step_ms)
+
+
+@pytest.mark.parametrize("asked", ["cuda:97", torch.device("cuda", 97)])
+def test_a_card_that_is_not_there_is_refused_in_words(asked):
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist") as caught:
+        hotlap.loader_settings(DATA, batch=8, step_ms=5, device=asked)
+    assert caught.value.exit_code == 4
+
+
+def test_a_word_that_is_no_device_is_refused():
+    with pytest.raises(UsageError, match="device = 'gpu' is not a device"):
+        hotlap.loader_settings(DATA, batch=8, step_ms=5, device="gpu")
 
 
 def test_a_target_without_data_has_no_settings(tmp_path, monkeypatch):

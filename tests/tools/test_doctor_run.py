@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,10 +15,11 @@ from doctor_fakes import NVRM, FakeNvml, FakePackages, fake_machine, healthy_roo
 from rich.console import Console
 
 import hotlap
-from hotlap.base.errors import ConfigError, UnknownName
+from hotlap.base.errors import ConfigError, StorageError, UnknownName
+from hotlap.cli.main import run as command
 from hotlap.cli.show_doctor import show_doctor
 from hotlap.records.run import load_record
-from hotlap.tools.doctor import DoctorConfig, doctor, fix_script
+from hotlap.tools.doctor import DoctorConfig, Unkept, doctor, fix_script, shelf
 from hotlap.tools.doctor.finding import Finding, Fix, failed, passed, warned
 from hotlap.tools.doctor.nvml_facts import NvmlFacts
 from hotlap.tools.doctor.registry import GROUPS, load_checks
@@ -160,6 +162,53 @@ def test_an_interrupted_examination_leaves_what_it_found(tmp_path):
     record = load_record(file)
     assert record.status == "interrupted"
     assert "driver-match" in {check.name for check in record.checks}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_costs_the_record_but_no_finding(tmp_path, monkeypatch, there):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    runs = tmp_path / "runs"
+    if there:
+        (runs / "other").mkdir(parents=True)
+    monkeypatch.setattr("hotlap.records.run.tempfile.mkstemp", full)
+    with pytest.raises(
+        Unkept, match=r"record could not be written: cannot write '.*record\.json': No space left"
+    ) as told:
+        examine_all(tmp_path, no_card(tmp_path))
+    assert told.value.exit_code == 4
+    assert told.value.record.status == "complete" and len(told.value.record.checks) > 20
+    assert [path.name for path in tmp_path.glob("runs/*")] == ["other"] * there and runs.exists() == there
+
+
+def test_a_disk_that_is_full_only_at_first_still_gets_the_record(tmp_path, monkeypatch):
+    real, calls = shelf.save, []
+
+    def full_at_first(record, folder):
+        calls.append(record.status)
+        if len(calls) == 1:
+            raise StorageError("cannot write it")
+        return real(record, folder)
+
+    monkeypatch.setattr(shelf, "save", full_at_first)
+    record = examine_all(tmp_path, no_card(tmp_path))
+    assert calls == ["running", "complete"] and load_record(Path(record.path)).checks == record.checks
+    assert len(list((tmp_path / "runs/doctor").iterdir())) == 1
+
+
+def test_on_a_full_disk_the_command_prints_its_findings_before_the_error(tmp_path, monkeypatch, capsys):
+    def full(record, folder):
+        raise StorageError("cannot write it: No space left on device", remedy="Free some space")
+
+    monkeypatch.setattr(shelf, "save", full)
+    arguments = ["doctor", "--only", "disk", "--runs", str(tmp_path / "runs")]
+    assert command(arguments) == 4
+    told = capsys.readouterr()
+    assert "disk" in told.out and "Record: " not in told.out
+    assert "the record could not be written: cannot write it: No space left on device. Free some space." in told.err
+    assert command([*arguments, "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["checks"] and not (tmp_path / "runs").exists()
 
 
 def test_every_check_says_why_and_has_a_fitting_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import statistics
 
@@ -13,7 +14,8 @@ import hotlap
 from hotlap.base.errors import EXIT_USAGE, ConfigError, DataError, TargetError
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
-from hotlap.engine.loader_choice import Limits
+from hotlap.engine.loader_choice import APART, Limits
+from hotlap.measure import timed
 from hotlap.measure.nursery import Nursery
 from hotlap.measure.process import run_job
 from hotlap.records.run import load_record
@@ -92,6 +94,9 @@ def test_a_model_that_outruns_every_loader_gets_the_whole_grid(folder):
     assert [row["label"] for row in rows(record)] == ["no workers", "2 workers, prefetch 2", "1 worker, prefetch 2"]
     assert record.verdict.outcome == "bottleneck" and record.verdict.exit_code == 0
     assert "the loader is the bottleneck" in record.verdict.headline
+    assert record.verdict.lines[0].startswith("With it, training reaches at most about ")
+    assert (APART in record.verdict.lines) == bool(record.extra["loader"]["arguments"]["num_workers"])
+    assert "It is an upper bound of what a training gets" in render([record])
     assert sum(row["chosen"] for row in rows(record)) == 1
 
 
@@ -104,6 +109,54 @@ def test_the_step_is_measured_when_it_is_not_given(folder, jobs_in_process, monk
     assert record.extra["loader"]["step_ms"] == statistics.median(step)
     assert [job["job"] for job in jobs_in_process] == ["describe", "loader", "timing"]
     assert jobs_in_process[-1]["mode"] == "train" and jobs_in_process[-1]["batch"] == 4
+
+
+def with_step_samples(monkeypatch, values, flags=()):
+    """Lets the timing of the step give these samples; everything else runs as it is."""
+    real = loader_run.run_job
+
+    def faked(job, **options):
+        if job["job"] != "timing":
+            return real(job, **options)
+        wall = {"quantity": "wall", "unit": "ms", "arm": "cpu", "process": 0, "values": values, "flags": list(flags)}
+        return {"measurements": [wall]}
+
+    monkeypatch.setattr(loader_run, "run_job", faked)
+
+
+@pytest.mark.usefixtures("jobs_in_process", "two_cpus")
+@pytest.mark.parametrize(
+    ("values", "flags", "words"),
+    [
+        ([118.0, 120.0, 114.0, 118.0, 45.0, 1.0], [], "samples from 1.00 ms to 120 ms. The choice rests on"),
+        ([100.0, 101.0], [loader_run.NOT_WARM], f"samples from 100 ms to 101 ms, and the {loader_run.NOT_WARM}."),
+    ],
+)
+def test_an_unsteady_step_is_told_with_its_range(folder, monkeypatch, values, flags, words):
+    with_step_samples(monkeypatch, values, flags)
+    heard = []
+    record = loader(LoaderConfig(target="tiny.py:Tiny", seconds=0.01, workers=(0,)), heard.append)
+    (note,) = [event.text for event in heard if event.kind == "warn"]
+    assert note.startswith("The step's time is unsteady: ") and words in note and note in record.notes
+    found, (step,) = record.extra["loader"], [m for m in record.measurements if m.quantity == "step"]
+    assert (found["step_ms"], found["step_low_ms"], found["step_high_ms"]) == (
+        statistics.median(values), min(values), max(values)
+    )  # fmt: skip
+    assert (step.values, step.flags) == (values, flags)
+    assert record.status == "complete" and record.verdict.exit_code == 0
+
+
+@pytest.mark.usefixtures("jobs_in_process", "two_cpus")
+def test_a_steady_step_is_shown_with_its_range_and_no_warning(folder, monkeypatch):
+    with_step_samples(monkeypatch, [100.0, 110.0, 120.0], ["queue not kept full: device time is an upper bound"])
+    record = quick(step_ms=None, workers=(0,))
+    assert record.notes == []
+    assert "4 in 110 ms (samples from 100 ms to 120 ms), cpu" in shown(record)
+    assert "samples from" not in shown(quick()), "a time that was given has none"
+
+
+def test_the_timing_still_says_it_so():
+    assert f'"{loader_run.NOT_WARM}"' in inspect.getsource(timed)
 
 
 def test_a_forked_process_may_start_workers_of_its_own(folder, device):

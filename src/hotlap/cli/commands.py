@@ -45,13 +45,24 @@ class ListConfig:
 
 
 def run_doctor(request: Request) -> int:
-    from hotlap.tools.doctor import doctor, fix_script
+    from hotlap.tools.doctor import Unkept, doctor, fix_script
 
-    if request.resolved.config.fix_script and not request.common.dry_run:
+    if request.common.dry_run:
+        return _dry_run(request, [])
+
+    def tell(record: RunRecord) -> None:
+        if request.resolved.config.fix_script:
+            _print_text(fix_script(record))
+        else:
+            _print_record(record, request.common)
+
+    try:
         record = _with_progress(request, doctor)
-        _print_text(fix_script(record))
-        return _exit_code(record)
-    return _run_tool(request, doctor)
+    except Unkept as error:  # a full disk is what the doctor is asked about: the findings first, then this one
+        tell(error.record)
+        raise
+    tell(record)
+    return _exit_code(record)
 
 
 def run_quicktest(request: Request) -> int:

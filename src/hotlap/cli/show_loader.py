@@ -16,7 +16,7 @@ def loader_table(record: RunRecord) -> Table:
     found: dict[str, Any] = record.extra.get("loader") or {}
     consumption = found.get("consumption")
     title = f"the model takes {format_number(consumption)} samples/s: {found.get('batch')} in "
-    title += f"{format_ms(found.get('step_ms'))}, {record.config.get('arm')}"
+    title += f"{format_ms(found.get('step_ms'))}{_range(found)}, {record.config.get('arm')}"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="dim")
     for column, justify in (("settings", "left"), ("samples/s", "right"), ("of consumption", "right"),
                             ("first batch", "right"), ("a worker's own memory", "right"), ("", "left")):  # fmt: skip
@@ -24,6 +24,12 @@ def loader_table(record: RunRecord) -> Table:
     for row in found.get("rows", []):
         table.add_row(*_cells(row, consumption), style="bold" if row.get("chosen") else "")
     return table
+
+
+def _range(found: dict[str, Any]) -> str:
+    """The lowest and the highest sample of the step; '' for a time that was given."""
+    low, high = found.get("step_low_ms"), found.get("step_high_ms")
+    return f" (samples from {format_ms(low)} to {format_ms(high)})" if low is not None and high is not None else ""
 
 
 def _cells(row: dict[str, Any], consumption: float | None) -> list[str | Text]:

@@ -23,6 +23,11 @@ WORKER_BYTES = 200 * 2**20
 START_SHARE = 0.01
 """Starting the workers may take this share of an epoch; above it they are kept from one epoch to the next."""
 PREFETCHES = (2, 4)
+APART = (
+    "Measured without the model: workers and the training share the cores, so a training may get less; 'hotlap train' "
+    "shows its real rate."
+)
+"""Said wherever workers were chosen, for a rate measured alone is only an upper bound of what a training gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,7 @@ def rate_that_decides(settings: LoaderSettings, consumption: float, headroom: fl
 
 
 def training_rate(settings: LoaderSettings, rate: float, consumption: float) -> float:
-    """Samples a second that training can be expected to reach: the slower of two at once, or one after the other."""
+    """Samples a second that training reaches at most: the slower of two at once, or one after the other."""
     return min(rate, consumption) if settings.num_workers else 1 / (1 / rate + 1 / consumption)
 
 
@@ -190,7 +195,7 @@ def _reasons(won: Row, settings: LoaderSettings, rows: Sequence[Row], consumptio
         lines.append(f"Fewer workers or batches ahead deliver less than {headroom:g} times the consumption.")
     if settings.persistent_workers:
         lines.append("Workers are kept between epochs, because starting them takes over 1% of an epoch.")
-    return lines
+    return [*lines, APART]
 
 
 def _shortfall(won: Row, consumption: float) -> str:
@@ -202,7 +207,8 @@ def _shortfall(won: Row, consumption: float) -> str:
 def _bottleneck(won: Row, rows: Sequence[Row], consumption: float) -> list[str]:
     assert won.rate is not None
     reach = training_rate(won.settings, won.rate, consumption) / consumption
-    lines = [f"With it, training reaches about {min(reach, 1):.0%} of the speed the model could have."]
+    lines = [f"With it, training reaches at most about {min(reach, 1):.0%} of the speed the model could have."]
+    lines += [APART] if won.settings.num_workers else []
     most = max(row.settings.num_workers for row in rows if row.rate is not None)
     if any(row.refused for row in rows):
         lines.append("Settings were refused: more /dev/shm (--shm-size) or memory would allow more workers.")

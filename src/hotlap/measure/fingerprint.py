@@ -15,6 +15,7 @@ from hotlap.base.errors import HotlapError
 from hotlap.base.events import Emit
 from hotlap.device.host import read_host
 from hotlap.device.nvml import Nvml
+from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator
 from hotlap.measure.process import Listen, Starter, run_job
 from hotlap.records.codec import decode, encode
@@ -73,6 +74,7 @@ def _device_facts(device: Any) -> tuple[str, int, int]:
     if device.type == "cuda":
         import torch
 
+        require_cuda(device.index or 0)
         props = torch.cuda.get_device_properties(device.index or 0)
         return props.name, int(props.total_memory), 0
     host = read_host()

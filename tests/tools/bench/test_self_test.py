@@ -6,11 +6,11 @@ import importlib
 
 import pytest
 
-from hotlap.base.errors import OutOfMemory, TargetError, UnknownName, UsageError
+from hotlap.base.errors import DeviceUnavailable, OutOfMemory, TargetError, UnknownName, UsageError
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Measurement
 from hotlap.records.run import begin, find_runs, load_record
-from hotlap.tools.bench import BenchConfig
+from hotlap.tools.bench import BenchConfig, preview
 from hotlap.tools.bench.self_test import _judge, _snapshot, self_test
 
 module = importlib.import_module("hotlap.tools.bench.self_test")
@@ -109,6 +109,15 @@ def test_what_cannot_be_timed_is_told_as_an_error(tmp_path, jobs_in_process, mon
         self_test(settings(tmp_path, **changes))
     for file in find_runs(tmp_path / "runs"):
         assert load_record(file).status == "failed"
+
+
+def test_a_card_that_is_not_there_is_told_before_anything_is_written(tmp_path, jobs_in_process):
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist") as caught:
+        self_test(settings(tmp_path, arms=("cuda:97",)))
+    assert caught.value.exit_code == 4
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device was asked for|does not exist"):
+        preview(settings(tmp_path, arms=("cuda:97",), self_test=True))
+    assert [job["job"] for job in jobs_in_process] == ["describe"] and not (tmp_path / "runs").exists()
 
 
 def test_an_interruption_leaves_a_record_that_says_so(tmp_path, jobs_in_process, monkeypatch):

@@ -279,6 +279,23 @@ def test_a_device_that_is_not_there_ends_the_search(monkeypatch, jobs_in_process
     assert load_record(next(Path("runs").glob("*/*"))).status == "failed"
 
 
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--device", "cuda:97"),
+        ("--arms", "cuda:97"),
+        ("--device", "cuda:97", "--dry-run"),
+        ("--device", "cuda:97", "--verify"),
+    ],
+)
+def test_a_card_that_is_not_there_is_exit_code_4_and_leaves_nothing(given, capsys):
+    assert command(["tune", "tiny.py:mlp", "--input", "4", "--budget", "30s", *given]) == 4
+    told = capsys.readouterr()
+    assert "a CUDA device was asked for" in told.err or "device cuda:97 does not exist" in told.err
+    assert told.out == "" and not Path("runs").exists()
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_gate_that_takes_its_process_with_it_refuses_that_arm_alone(monkeypatch, jobs_in_process):
     real = lab.run_job

@@ -15,6 +15,7 @@ from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.clocks import locked_clocks
+from hotlap.device.probe import require_cuda
 from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
 from hotlap.measure.compared import build_arm, compare_arms, samples_of
 from hotlap.measure.deploy_files import Made
@@ -68,6 +69,9 @@ def _measure(run: _Run) -> RunRecord:
 def preview(config: BenchConfig) -> list[str]:
     """What a run with this config would do, in lines; loads the target, measures nothing."""
     if config.self_test:
+        first = parse_arm(config.arms[0] if config.arms else "cpu")
+        if first.device == "cuda":
+            require_cuda(first.index)
         return ["would time the first arm against itself, 40 comparisons"]
     about = describe(config)
     config, told = with_stored_arm(config, about, ignore)

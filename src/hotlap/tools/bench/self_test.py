@@ -9,6 +9,7 @@ from typing import Any
 from hotlap.base import events, stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, HotlapError, OutOfMemory, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
+from hotlap.device.probe import require_cuda
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.compared import samples_of
 from hotlap.measure.jobs import Timings
@@ -30,9 +31,12 @@ MAX_RATE = 0.05
 def self_test(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Times an arm against itself 40 times by the full protocol and counts the differences it names."""
     arm = config.arms[0] if config.arms else "cpu"
-    if parse_arm(arm).tuned:
+    spec = parse_arm(arm)
+    if spec.tuned:
         raise UsageError(f"arm {arm!r} stands for the winner of a race", expected="an arm to be timed against itself")
     about = describe(config)
+    if spec.device == "cuda" and spec.index >= about.num_cuda:
+        require_cuda(spec.index)  # here, so that no record is left of a run that cannot begin
     config = dataclasses.replace(config, batch=config.batch or about.default_batch)
     labels = [f"{arm} {side}{pair}" for pair in range(PAIRS) for side in "AB"]
     record = begin("self-test", config.name or "self-test", config, sources or {}, capture())

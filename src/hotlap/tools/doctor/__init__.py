@@ -3,5 +3,6 @@
 from hotlap.tools.doctor.config import DoctorConfig
 from hotlap.tools.doctor.fixes import fix_script
 from hotlap.tools.doctor.run import doctor
+from hotlap.tools.doctor.shelf import Unkept
 
-__all__ = ["DoctorConfig", "doctor", "fix_script"]
+__all__ = ["DoctorConfig", "Unkept", "doctor", "fix_script"]

@@ -12,7 +12,7 @@ from hotlap.base.events import Emit, advance, finish, ignore, start
 from hotlap.records.ceilings import Ceilings, write_ceilings
 from hotlap.records.codec import decode, encode
 from hotlap.records.measurement import Check, Verdict
-from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.run import RunRecord, begin, now
 from hotlap.tools.doctor.config import DoctorConfig
 from hotlap.tools.doctor.environment import read_environment
 from hotlap.tools.doctor.finding import Finding, Fix, skipped, warned
@@ -20,6 +20,7 @@ from hotlap.tools.doctor.machine import Machine
 from hotlap.tools.doctor.nvml_facts import NvmlFacts
 from hotlap.tools.doctor.registry import Spec, load_checks, select
 from hotlap.tools.doctor.runner import Runner
+from hotlap.tools.doctor.shelf import Shelf
 
 TASK = "doctor"
 
@@ -51,32 +52,34 @@ def doctor(
     """Examines this machine; the record holds every check with its status, its reason and its fix.
 
     ``machine`` and ``runner`` stand in for the real ones in tests. This process imports no torch and opens no CUDA
-    context, so that a broken one cannot take the doctor down.
+    context, so that a broken one cannot take the doctor down. Where the record cannot be written, the error that says
+    so holds it.
     """
     if config.timeout_s <= 0:
         raise ConfigError(f"timeout_s = {config.timeout_s:g} is not valid", expected="a number of seconds above 0")
     specs, broken = load_checks()
     chosen = select(specs, config.only, measure=config.measure)
-    folder = run_folder(config.runs, TASK)
+    shelf = Shelf(config.runs, TASK)
     emit(start(TASK, len(chosen), "reading the machine"))
     with runner or Runner() as active:
         environment = read_environment(active, min(config.timeout_s, 20))
         record = begin(TASK, TASK, config, sources or {}, environment)
-        save(record, folder)
+        shelf.try_to_keep(record)
         machine = machine or _this_machine(active, config)
         examination = Round(machine, active, config, emit, len(chosen))
         try:
             _examine(examination, chosen)
         except BaseException:
-            save(replace(record, status="interrupted", finished_at=now(), checks=_ordered(examination, chosen)), folder)
+            done = _ordered(examination, chosen)
+            shelf.try_to_keep(replace(record, status="interrupted", finished_at=now(), checks=done))
             raise
     checks = _ordered(examination, chosen) + [_plugin(name, reason) for name, reason in broken.items()]
     checks, ceilings, notes = _keep_ceilings(checks)
     extra = {"ceilings": ceilings, "system": _system(machine)}
     record = replace(record, status="complete", finished_at=now(), checks=checks, extra=extra, notes=notes)
-    record = save(replace(record, verdict=judge(checks)), folder)
-    emit(finish(TASK, record.verdict.headline if record.verdict else ""))
-    return record
+    verdict = judge(checks)
+    emit(finish(TASK, verdict.headline))
+    return shelf.keep(replace(record, verdict=verdict))
 
 
 def _this_machine(runner: Runner, config: DoctorConfig) -> Machine:

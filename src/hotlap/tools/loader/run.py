@@ -11,6 +11,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import EXIT_OK, HotlapError, TargetError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_ms
 from hotlap.device.probe import require_cuda
 from hotlap.engine.loader_choice import (
     Choice,
@@ -42,6 +43,11 @@ JOBS = (*COMPILERS[:1], "hotlap.engine.loader_job")
 BRIEF = Protocol(
     process=0, repeats=10, seconds=1.0, max_seconds=10.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
+
+NOT_WARM = "warm-up ended before times were steady"
+"""The flag by which the timing says so."""
+UNSTEADY = 1.5
+"""The highest sample of the step over the lowest, above which it is told: the choice rests on their median."""
 
 
 def loader(config: LoaderConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
@@ -98,6 +104,7 @@ class _Run:
         self.limits = read_limits()
         self.rows: list[Row] = []
         self.step_ms: float = config.step_ms or 0.0
+        self.step_range: tuple[float | None, float | None] = (None, None)
         self.measurements: list[Measurement] = []
         self.choice: Choice | None = None
         self.notes: list[str] = []
@@ -133,9 +140,9 @@ class _Run:
         config, cpus = self.config, self.limits.cpus
         over = [count for count in config.workers if count > cpus]
         if over:
-            text = f"workers = {max(over)} is more than the {cpus} CPUs that can be used here; they will take turns."
-            self.notes.append(text)
-            self.emit(events.warn(text))
+            self._warn(
+                f"workers = {max(over)} is more than the {cpus} CPUs that can be used here; they will take turns."
+            )
         counts = {0, *(config.workers or worker_counts(cpus))}
         return candidates(sorted(counts), prefetches=config.prefetch, pin_memory=self.spec.device == "cuda")
 
@@ -163,15 +170,24 @@ class _Run:
         name = self.spec.name
         job = _job(self.config, "timing", arms=[name], batch=self.batch, mode="train", protocol=protocol)
         found: Timings = decode(Timings, run_job(job, timeout_s=self.config.timeout_s, nursery=self.nursery))
-        values = [v for m in found.measurements if m.quantity == "wall" for v in m.values]
+        walls = [m for m in found.measurements if m.quantity == "wall"]
+        values, flags = [v for m in walls for v in m.values], sorted({flag for m in walls for flag in m.flags})
         if not values:
             why = found.failures[0].what if found.failures else "it gave no samples"
             raise TargetError(
                 f"the step of {self.config.target!r} could not be timed on {name}: {why}",
                 remedy="Take a smaller --batch, another --arm, or give the time with --step-ms",
             )
-        self.measurements.append(Measurement(quantity="step", unit="ms", arm=name, process=0, values=values))
+        step = Measurement(quantity="step", unit="ms", arm=name, process=0, values=values, flags=flags)
+        self.measurements.append(step)
+        self.step_range = min(values), max(values)
+        if NOT_WARM in flags or max(values) > UNSTEADY * min(values):
+            self._warn(_unsteady(values, flags))
         return statistics.median(values)
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        self.emit(events.warn(text))
 
     def _snapshot(self) -> RunRecord:
         consumption = consumption_of(self.batch, self.step_ms) if self.step_ms else None
@@ -179,6 +195,8 @@ class _Run:
         found = {
             "batch": self.batch,
             "step_ms": self.step_ms or None,
+            "step_low_ms": self.step_range[0],
+            "step_high_ms": self.step_range[1],
             "consumption": consumption,
             "headroom": self.config.headroom,
             "limits": encode(self.limits),
@@ -214,3 +232,12 @@ class _Run:
         if self.spec.device != "cpu" or self.choice is None or not self.choice.settings.num_workers:
             return []
         return ["The model runs on the CPU too: step and loader were timed apart, and together both will be slower."]
+
+
+def _unsteady(values: list[float], flags: list[str]) -> str:
+    """What to tell of a step whose samples do not agree."""
+    cold = f", and the {NOT_WARM}" if NOT_WARM in flags else ""
+    return (
+        f"The step's time is unsteady: samples from {format_ms(min(values))} to {format_ms(max(values))}{cold}. The "
+        "choice rests on their median; repeat it when the machine is quiet, or give the time with --step-ms."
+    )

@@ -39,6 +39,7 @@ def method_sentences(record: RunRecord) -> list[str]:
             "setting in a fresh process.",
             "A rate is the median of windows that begin once the workers have started and the batches they had made "
             "meanwhile are used up, with a 95% interval by bootstrap over the windows.",
+            "It is an upper bound of what a training gets: there, workers and the training share the cores.",
         ]
     if record.kind == "train":
         return [

@@ -10,6 +10,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
+from hotlap.device.probe import require_cuda
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
 from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
@@ -76,8 +77,8 @@ def _search(run: _Run) -> RunRecord:
 
 
 def space_of(config: TuneConfig, about: Description) -> Space:
-    """What a search with this config may try."""
-    return make_space(
+    """What a search with this config may try; a card that is not there is refused before anything is planned."""
+    space = make_space(
         about,
         mode=config.mode,
         device=config.device,
@@ -88,6 +89,10 @@ def space_of(config: TuneConfig, about: Description) -> Space:
         batches=config.batches,
         compile_modes=tuple(mode for mode in config.compile if mode != "none"),
     )
+    first = space.firsts[0]
+    if first.device == "cuda" and first.index >= about.num_cuda:
+        require_cuda(first.index)
+    return space
 
 
 def describe(config: TuneConfig, nursery: Starter | None = None) -> Description:
