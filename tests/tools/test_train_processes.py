@@ -139,11 +139,14 @@ def test_stdout_has_the_answer_alone_whatever_a_target_prints(tmp_path, loud, mo
     assert err.count("HOTLAP_BATCHH in the environment is no setting") == 1
 
 
-def test_a_training_that_prints_is_not_taken_for_dead(tmp_path, loud, alarm):
+def test_a_training_that_prints_is_not_taken_for_dead(tmp_path, loud, alarm, monkeypatch):
+    monkeypatch.setenv("HOTLAP_EPOCHS", "3")
+    monkeypatch.setenv("HOTLAP_STEPS", "1")
     config = TrainConfig(target=loud, nproc=2, device="cpu", epochs=1, runs=tmp_path / "runs")
     told = []
-    assert train(config, lambda event: told.append(event.text)).status == "complete"
-    assert told.count("a program prints") == 2
+    record = train(config, lambda event: told.append(event.text))
+    assert record.status == "complete" and told.count("a program prints") == 2
+    assert (record.config["epochs"], record.config["steps"]) == (1, None), "what Python asked for"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

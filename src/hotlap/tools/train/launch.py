@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import hotlap
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, WorkerDied
 from hotlap.base.events import Emit
+from hotlap.base.settings import ENV_PREFIX
 from hotlap.device.host import read_host
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.place import LAUNCHED, find_place
@@ -84,7 +86,11 @@ def run_torchrun(config: TrainConfig, emit: Emit) -> RunRecord:
         with (
             answer.open("w") as stdout,
             subprocess.Popen(
-                command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=torchrun_environment(config)
+                command,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=_without_settings(torchrun_environment(config)),
             ) as process,
         ):
             last = _hear(process, emit)
@@ -97,6 +103,16 @@ def run_torchrun(config: TrainConfig, emit: Emit) -> RunRecord:
                 remedy="Go on with resume='latest' once the cause is mended",
             ) from error
     return load_record(path)
+
+
+def _without_settings(environ: dict[str, str]) -> dict[str, str]:
+    """Without the variables that are settings: they would win over the caller's, which come by a file."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    return {
+        variable: text
+        for variable, text in environ.items()
+        if not variable.startswith(ENV_PREFIX) or variable[len(ENV_PREFIX) :].lower().partition("__")[0] not in names
+    }
 
 
 def _hear(process: subprocess.Popen[str], emit: Emit) -> list[str]:
