@@ -1,7 +1,7 @@
 """What the engine costs: its step against a bare loop's, and a whole training against a bare loop with a plain loader.
 
     python -m benchmarks.engine_overhead --out engine_overhead.json [--devices cuda] [--only unet] [--small] [--graph]
-        [--profile]
+        [--pairs 60,20] [--profile]
 
 Both run in turn in one process, so that the machine's noise falls on both. The engine may take 2% longer.
 The bare loop is written here without any part of the engine. With --graph the engine replays recorded passes, and
@@ -35,6 +35,11 @@ ALLOWED = 0.02
 
 def num_pairs(what: str, device: str) -> int:
     return PAIRS[what] if device == "cuda" else PAIRS[what] // 5
+
+
+def set_pairs(text: str) -> None:
+    """``60,20``: of steps and of turns of a whole training."""
+    PAIRS["step"], PAIRS["run"] = map(int, text.split(","))
 
 
 def stepping(target: str, device: str, options: dict[str, Any], *, engine: bool, graph: bool) -> Callable[[int], float]:
@@ -221,8 +226,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small models, for a laptop")
     parser.add_argument("--graph", action="store_true", help="the engine records its passes and replays them")
     parser.add_argument("--profile", action="store_true", help="where the host's time goes, in both, instead")
+    parser.add_argument("--pairs", default=f"{PAIRS['step']},{PAIRS['run']}", help="of steps and of turns, on a card")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    set_pairs(given.pairs)
     if given.profile:
         for target, device in itertools.product(given.only.split(","), given.devices.split(",")):
             profile_host(target, device, SMALL[target] if given.small else {}, graph=given.graph)
@@ -238,6 +245,7 @@ def main() -> None:
     rows = []
     for target in given.only.split(","):
         command = [sys.executable, "-m", "benchmarks.engine_overhead", "--worker", target, "--devices", given.devices]
+        command += ["--pairs", given.pairs]
         command += ["--small"] * given.small + ["--graph"] * given.graph
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         for found in json.loads(done.stdout.splitlines()[-1]):
@@ -245,7 +253,7 @@ def main() -> None:
             figures = f"{found['difference']:+.2%} [{found['low']:+.2%}, {found['high']:+.2%}]"
             verdict = "ok" if found["difference"] <= ALLOWED else "TOO SLOW"
             print(f"{target} {found['device']} {found['what']}: engine over bare loop {figures} {verdict}", flush=True)
-        answer = {"allowed": ALLOWED, "rows": rows, "environment": dataclasses.asdict(capture())}
+        answer = {"allowed": ALLOWED, "pairs": PAIRS, "rows": rows, "environment": dataclasses.asdict(capture())}
         given.out.write_text(json.dumps(answer, indent=1) + "\n")
 
 

@@ -31,6 +31,8 @@ REWARM_BELOW_S = 0.2
 """A block of short steps starts with one untimed step, because the arm before it left other things in the caches."""
 ENERGY_SECONDS = 0.5
 """The card's energy counter ticks every few tens of milliseconds; a reading over less says little."""
+NOT_STEADY = "warm-up ended before times were steady"
+"""The flag of samples that may still be settling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class ArmTimer:
                 break
             if spent > protocol.warmup_seconds:
                 if not is_steady(medians) and len(medians) >= 3:
-                    self.flags.add("warm-up ended before times were steady")
+                    self.flags.add(NOT_STEADY)
                 break
             iterations = max(1, min(100, math.ceil(50 / max(block.wall_ms, 1e-3))))
         self.warmup_s = time.perf_counter() - begin

@@ -31,7 +31,7 @@ from hotlap.measure.arms import ArmSpec, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description, Timings
 from hotlap.measure.nursery import COMPILERS, Nursery
 from hotlap.measure.process import run_job
-from hotlap.measure.timed import Protocol
+from hotlap.measure.timed import NOT_STEADY, Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
 from hotlap.records.loading import FolderFor, loading
@@ -43,9 +43,6 @@ JOBS = (*COMPILERS[:1], "hotlap.engine.loader_job")
 BRIEF = Protocol(
     process=0, repeats=10, seconds=1.0, max_seconds=10.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
-
-NOT_WARM = "warm-up ended before times were steady"
-"""The flag by which the timing says so."""
 UNSTEADY = 1.5
 """The highest sample of the step over the lowest, above which it is told: the choice rests on their median."""
 
@@ -181,7 +178,7 @@ class _Run:
         step = Measurement(quantity="step", unit="ms", arm=name, process=0, values=values, flags=flags)
         self.measurements.append(step)
         self.step_range = min(values), max(values)
-        if NOT_WARM in flags or max(values) > UNSTEADY * min(values):
+        if NOT_STEADY in flags or max(values) > UNSTEADY * min(values):
             self._warn(_unsteady(values, flags))
         return statistics.median(values)
 
@@ -236,7 +233,7 @@ class _Run:
 
 def _unsteady(values: list[float], flags: list[str]) -> str:
     """What to tell of a step whose samples do not agree."""
-    cold = f", and the {NOT_WARM}" if NOT_WARM in flags else ""
+    cold = f", and the {NOT_STEADY}" if NOT_STEADY in flags else ""
     return (
         f"The step's time is unsteady: samples from {format_ms(min(values))} to {format_ms(max(values))}{cold}. The "
         "choice rests on their median; repeat it when the machine is quiet, or give the time with --step-ms."
