@@ -221,7 +221,7 @@ def lite(count: int, batches: tuple[int, ...]) -> Iterator[Finding]:
     with torch.inference_mode():
         want = plain(images[:8].cuda())
     yield from timed("plain fp32, batch 1, on the card", partial(run_plain, plain, images[:1].cuda()))
-    fast = fold_norms(plain)
+    fast = fold_norms(plain, torch.bfloat16)
     use_kernels(fast)
     with inferring(torch.bfloat16):
         got = fast(images[:8].cuda())
@@ -239,8 +239,32 @@ def lite(count: int, batches: tuple[int, ...]) -> Iterator[Finding]:
             began = time.perf_counter()
             many(pictures)
             found.append(1000 * (time.perf_counter() - began) / count)
+        yield {"note": f"lite:{count}, batch {batch}", "parts_ms": lite_parts(many, pictures[:batch])}
         many.close()
         yield {"arm": f"{count} pictures from host bytes, batch {batch}", "ms": found, "per": count, "peak_mb": 0.0}
+
+
+def lite_parts(many: Any, pictures: list[bytes]) -> dict[str, float]:
+    """Where the time of one batch goes, each part by itself and waited for: median milliseconds."""
+    import torch
+
+    image = many._slots[0].cuda()
+    parts = {
+        "decode": lambda: [share.result() for share in many._decode(pictures, 0)],
+        "to the card": lambda: many._slots[0].to("cuda", non_blocking=True),
+        "network": lambda: many._step(image),
+    }
+    found = {}
+    for name, call in parts.items():
+        times = []
+        for _ in range(15):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - began))
+        found[name] = statistics.median(times)
+    return found
 
 
 def run_plain(model: Any, image: Any) -> Any:

@@ -53,7 +53,7 @@ def card(monkeypatch):
             return (201,)  # invalid context
         *sizes, stream, address, _ = numbers
         (place,) = (ctypes.c_void_p * 1).from_address(address)
-        asked.append((function, sizes, stream, ctypes.c_int.from_address(place).value))
+        asked.append((function, sizes, int(stream), ctypes.c_int.from_address(place).value))
         return (0,)
 
     def ensure_context(index):

@@ -167,17 +167,17 @@ def test_kernels_are_launched_in_order_with_their_frame_and_none_without_blocks(
     def cu_launch_kernel(function, *numbers):
         *sizes, stream, address, _ = numbers
         frame = cuda_program.frame_type().from_address(ctypes.c_void_p.from_address(address).value)
-        asked.append((function, sizes, stream, frame.num_splats, frame.means))
+        asked.append((function, sizes, int(stream), frame.num_splats, frame.means))
         return (0,)
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     monkeypatch.setattr(launching, "_driver_launch", lambda: cu_launch_kernel)
     monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: f"{name} on {index}")
-    kernels = (("splat_scan_kernel", 1, 1), ("splat_pair_kernel", 0, 3), ("splat_blend_fwd_kernel", 7, 2))
+    kernels = (("splat_clear_kernel", 1, 1), ("splat_pair_kernel", 0, 3), ("splat_blend_fwd_kernel", 7, 2))
     cuda_program.launch(PLAIN, kernels, frame_with(num_splats=9, means=96), torch.device("cuda", 5))
     assert asked == [
-        ("splat_scan_kernel on 5", [1, 1, 1, 1024, 1, 1, 0], 1005, 9, 96),
+        ("splat_clear_kernel on 5", [1, 1, 1, 256, 1, 1, 0], 1005, 9, 96),
         ("splat_blend_fwd_kernel on 5", [7, 2, 1, 128, 1, 1, 0], 1005, 9, 96),
     ]
     cuda_program._loaded.cache_clear()
@@ -224,15 +224,18 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
     counts = torch.randint(0, 9, (num_tiles,), generator=generator, dtype=torch.int32)
     counts[[2, num_tiles - 1]] = 500
     starts = torch.tensor([0, *counts.cumsum(0)]).clamp(max=capacity)
-    frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity} | {
-        "cursors": counts.clone(), "needed": cuda_room.needed_by_graphs(CPU),
+    frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity, "project_blocks": 3} | {
+        "cursors": torch.cat([counts, torch.zeros(1, dtype=torch.int32)]), "needed": cuda_room.needed_by_graphs(CPU),
         "told": torch.zeros(1, dtype=torch.int32) if told else None,
         "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
         "order": torch.full((num_tiles,), -1, dtype=torch.int32),
     }  # fmt: skip
-    cuda_program.launch(PLAIN, (("splat_scan_kernel", 1, 1),), frame_with(**frame), CPU)
+    projection = "splat_project_fwd_kernel"  # without splats its blocks do nothing else than this
+    cuda_program.launch(PLAIN, ((projection, 2, 1),), frame_with(**frame), CPU)
+    assert frame["ranges"].tolist() == [-1] * (num_tiles + 1), "a block is not done yet"
+    cuda_program.launch(PLAIN, ((projection, 1, 1),), frame_with(**frame), CPU)
     total = int(counts.sum())
-    assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long(), starts[:-1])
+    assert torch.equal(frame["ranges"].long(), starts) and torch.equal(frame["cursors"].long()[:-1], starts[:-1])
     assert frame["needed"].tolist() == [total, total if total > capacity and not told else 0]
     assert not told or frame["told"].tolist() == [total]
     assert frame["order"].tolist()[:2] == [2, num_tiles - 1]

@@ -77,7 +77,7 @@ def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launch
         "three results, what is known of splats, the lists to keep and those for now"
     )
     assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
-    assert [len(names) for names, _ in launched] == [6, 3]
+    assert [len(names) for names, _ in launched] == [5, 3]
 
 
 def test_the_gradient_on_the_screen_costs_one_piece_more_and_an_absolute_one_another(launched):
@@ -214,7 +214,7 @@ def test_kernels_are_loaded_where_their_card_is_the_current_one(monkeypatch):
     monkeypatch.setattr(cuda_program, "load_function", lambda index, program, name: seen.append((index, current[0])))
     monkeypatch.setattr(cuda_program, "enqueue_all", lambda ready, address, index: seen.append(index))
     frame, card = cuda_program.frame_type()(), torch.device("cuda", 3)
-    cuda_program.launch(Variant(channels=1, depth=False, sh_degree=None), (("splat_scan_kernel", 1, 1),), frame, card)
+    cuda_program.launch(Variant(channels=1, depth=False, sh_degree=None), (("splat_clear_kernel", 1, 1),), frame, card)
     cuda_program._loaded.cache_clear()
     assert seen == [(3, 3), 3] and current == [0]
 

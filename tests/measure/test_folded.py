@@ -9,7 +9,7 @@ from torch import nn
 
 from hotlap.base.errors import UsageError
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.folded import ConvRelu2d, Folded, conv_relu, fold_norms
+from hotlap.measure.folded import ConvRelu2d, Folded, conv_add_relu, conv_relu, fold_norms, has_one_kernel, layer_relu
 from hotlap.measure.session import Session
 from hotlap.segment.workload import unet
 from hotlap.sequence.workload import bilstm
@@ -106,10 +106,29 @@ def test_convolution_and_relu_at_once_are_what_they_are_one_after_the_other(dtyp
     assert got.stride() == want.stride(), "the layout stays"
 
 
-def test_the_operator_is_one_that_torch_compile_can_take(device):
+@pytest.mark.parametrize("in_channels", [3, 16])
+def test_what_is_added_goes_along_with_convolution_and_relu(in_channels, device):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(in_channels, 16, 3, padding=1).to(device, memory_format=torch.channels_last)
+    x, plus = (torch.randn(2, c, 8, 8, device=device).bfloat16() for c in (in_channels, 16))
+    x, plus = (t.contiguous(memory_format=torch.channels_last) for t in (x, plus))
+    with torch.no_grad():
+        want = F.conv2d(x.float(), layer.weight.bfloat16().float(), layer.bias, padding=1)
+        if device.type == "cuda" and not has_one_kernel(layer, x, torch.bfloat16):
+            assert in_channels == 3, "cuDNN has one for channels that fill 16 bytes"
+            pytest.skip("cuDNN has no such kernel for three channels")
+        for added, wanted in ((None, F.relu(want)), (plus, F.relu(want + plus))):
+            got = layer_relu(layer, x, added, torch.bfloat16)
+            assert got.dtype == torch.bfloat16
+            torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_the_operators_are_ones_that_torch_compile_can_take(device):
     x, weight, bias = (torch.randn(*shape, device=device) for shape in ((2, 8, 6, 6), (4, 8, 3, 3), (4,)))
-    given = (x, weight, bias, [1, 1], [1, 1], [1, 1], 1)
-    torch.library.opcheck(conv_relu, given, test_utils=("test_schema", "test_faketensor"))
+    given = ([1, 1], [1, 1], [1, 1], 1)
+    torch.library.opcheck(conv_relu, (x, weight, bias, *given), test_utils=("test_schema", "test_faketensor"))
+    plus = torch.randn(2, 4, 6, 6, device=device)
+    torch.library.opcheck(conv_add_relu, (x, weight, plus, bias, *given), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_arm_with_nothing_to_fold_is_refused():

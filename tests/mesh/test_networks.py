@@ -14,7 +14,7 @@ from hotlap.mesh.cnn import CNN18
 from hotlap.mesh.drawn import draw_objects
 from hotlap.mesh.metrics import vertex_agreement
 from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite, fold_norms
-from hotlap.mesh.pixel2mesh_pp import CoarseStage, Pixel2MeshPP, RefineStage
+from hotlap.mesh.pixel2mesh_pp import CoarseStage, Pixel2MeshPP, RefineStage, scaled
 from hotlap.mesh.template import hypothesis_graph, icosphere
 
 CPU = torch.device("cpu")
@@ -77,6 +77,32 @@ def test_maps_halve_and_pad_as_tensorflow_does():
         got = F.relu(first(F.pad(maps[0], (0, 1, 0, 1))))[0, :, row, column]
         torch.testing.assert_close(got, want[0, :, row, column], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(cnn.groups[4][0](F.pad(maps[3], (1, 2, 1, 2))).shape[2:], torch.Size([14, 14]))
+
+
+def test_maps_are_the_same_where_a_layer_and_its_relu_are_one_kernel(device, plain_float32):
+    torch.manual_seed(0)
+    cnn = CNN18().to(device)
+    image = torch.rand(2, 3, 64, 64, device=device)
+    with torch.no_grad():
+        exact = cnn(image)
+        cnn.use_kernels()
+        plain = cnn(image)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            half = cnn(image)
+    for want, same, near in zip(exact, plain, half, strict=True):
+        torch.testing.assert_close(same, want)
+        assert near.dtype == torch.bfloat16 and (near - want).norm() / want.norm() < 0.02
+    if device.type == "cuda":
+        assert any(cnn._fuses.values()), "cuDNN has one for most layers"
+
+
+def test_pictures_are_scaled_once_to_the_format_that_convolutions_would_round_them_to(device):
+    image = torch.arange(256, dtype=torch.uint8, device=device).expand(1, 2, 3, 4, 256)
+    rounded = (image.float() / 255).bfloat16()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert torch.equal(scaled(image, torch.float32), rounded)
+    assert torch.equal(scaled(image, torch.float32), image.float() / 255)
+    assert scaled(rounded, torch.float32) is rounded
 
 
 def test_a_fresh_network_starts_at_its_template():
@@ -217,8 +243,12 @@ def test_lite_in_half_precision_and_with_folded_norms(device, plain_float32):
                 module.weight.uniform_(0.5, 1.0)
         want = model(image)
         folded = fold_norms(model)(image)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            model.encoder.to(torch.bfloat16)
+            folded_half = model(image)
     assert want.shape == (2, 42, 3) and len(model.faces) == 80
     torch.testing.assert_close(folded, want, rtol=1e-4, atol=1e-5)
+    assert vertex_agreement(folded_half, want)[0].passed
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
     assert half.dtype == torch.float32 and vertex_agreement(half, fresh)[0].passed
     assert icosphere(1).vertices.norm(dim=1).allclose(torch.ones(42)), "the template itself was changed"

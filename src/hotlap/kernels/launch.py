@@ -14,8 +14,9 @@ from torch import Tensor
 from hotlap.kernels.nvrtc import Program, done, ensure_context, load_function
 
 Argument = Tensor | int | float | bytes | None
-Loaded = tuple[Any, tuple[int, int, int], int, int]
-"""A kernel of the driver, its grid, the threads of a block, and the bytes of dynamic shared memory."""
+Loaded = tuple[Any, int, int, int, int, int, int, int]
+"""A kernel of the driver, its grid, the threads of a block, and the bytes of dynamic shared memory: all as the driver
+is given them, so that each launch costs the host less."""
 PRIMITIVES = Path(__file__).with_name("primitives.cuh")
 
 
@@ -65,7 +66,12 @@ def enqueue(
     function: Any, grid: tuple[int, int, int], threads: int, address: int, index: int, *, shared_bytes: int = 0
 ) -> None:
     """Puts a loaded kernel on the current stream of the card ``index``; ``address`` is that of its packed arguments."""
-    enqueue_all([(function, grid, threads, shared_bytes)], address, index)
+    enqueue_all([loaded(function, grid, threads, shared_bytes)], address, index)
+
+
+def loaded(function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int = 0) -> Loaded:
+    """What :func:`enqueue_all` is given of a kernel."""
+    return function, *grid, threads, 1, 1, shared_bytes
 
 
 def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
@@ -74,13 +80,11 @@ def enqueue_all(kernels: Sequence[Loaded], address: int, index: int) -> None:
         with torch.cuda.device(index):
             return enqueue_all(kernels, address, index)
     # As Triton asks for it: a Stream object takes longer to make than the launch itself.
-    stream, run = torch._C._cuda_getCurrentRawStream(index), _driver_launch()
-    for function, grid, threads, shared_bytes in kernels:
-        given = (function, *grid, threads, 1, 1, shared_bytes, stream, address, 0)
-        answer = run(*given)
-        if int(answer[0]) != 0:  # the threads that run backward passes may not have a context yet
+    stream, run = _driver_stream(torch._C._cuda_getCurrentRawStream(index)), _driver_launch()
+    for kernel in kernels:
+        if run(*kernel, stream, address, 0)[0] != 0:  # threads that run backward passes may not have a context yet
             ensure_context(index)
-            done(run(*given))
+            done(run(*kernel, stream, address, 0))
     return None
 
 
@@ -89,3 +93,11 @@ def _driver_launch() -> Any:
     from cuda.bindings import driver
 
     return driver.cuLaunchKernel
+
+
+@functools.lru_cache(maxsize=64)
+def _driver_stream(handle: int) -> Any:
+    """The stream as the driver takes it; given a number, the bindings would make such an object at every launch."""
+    from cuda.bindings import driver
+
+    return driver.CUstream(handle)

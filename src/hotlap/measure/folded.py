@@ -35,14 +35,39 @@ def _(
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
+@torch.library.custom_op("hotlap::conv_add_relu", mutates_args=())
+def conv_add_relu(
+    x: Tensor, weight: Tensor, z: Tensor, bias: Tensor, stride: list[int], padding: list[int], dilation: list[int],
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """The ReLU of a 2-D convolution and ``z``; on a card by one kernel of cuDNN's."""
+    if x.is_cuda:
+        return torch.cudnn_convolution_add_relu(x, weight, z, 1.0, bias, stride, padding, dilation, groups)
+    return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups) + z)
+
+
+@conv_add_relu.register_fake
+def _(
+    x: Tensor, weight: Tensor, z: Tensor, bias: Tensor, stride: list[int], padding: list[int], dilation: list[int],
+    groups: int,
+) -> Tensor:  # fmt: skip
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def layer_relu(conv: nn.Conv2d, x: Tensor, plus: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The ReLU of a layer and, if it is given, ``plus``: one kernel on a card; in ``dtype``, or the layer's own."""
+    assert conv.bias is not None and not isinstance(conv.padding, str)
+    dtype = dtype or conv.weight.dtype
+    weight, bias, x = conv.weight.to(dtype), conv.bias.to(dtype), x.to(dtype)
+    given = (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
+    return conv_relu(x, weight, bias, *given) if plus is None else conv_add_relu(x, weight, plus, bias, *given)
+
+
 class ConvRelu2d(nn.Conv2d):
     """A convolution that takes the ReLU after it along; a layer is turned into one where it stands."""
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.bias is not None and not isinstance(self.padding, str)
-        x = x.to(self.weight.dtype)
-        given = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
-        return conv_relu(x, self.weight, self.bias, *given)
+        return layer_relu(self, x)
 
 
 @dataclass(frozen=True)
@@ -84,7 +109,7 @@ def fold_norms(model: nn.Module, run: Callable[[], Any], dtype: torch.dtype | No
             if dtype is not None and isinstance(module, CONVOLUTIONS):
                 module.to(dtype)  # autocast would do it in every pass
         for chain in chains:
-            if chain.relu is not None and _has_one_kernel(chain.conv, chain.example):
+            if chain.relu is not None and has_one_kernel(chain.conv, chain.example):
                 chain.conv.__class__ = ConvRelu2d  # its hooks and its place in the model stay
                 gone.add(chain.relu)
     for parent in list(model.modules()):
@@ -184,19 +209,16 @@ def _fold(conv: Any, norm: Any) -> None:
     )
 
 
-def _has_one_kernel(conv: nn.Module, example: Tensor) -> bool:
+def has_one_kernel(conv: nn.Module, example: Tensor, dtype: torch.dtype | None = None) -> bool:
     """Whether cuDNN computes this convolution and a ReLU at once, and reads nothing of the memory it writes to."""
     if type(conv) is not nn.Conv2d or not conv.weight.is_cuda or conv.bias is None:
         return False
     if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return False
-    x = example.to(conv.weight.dtype)
-    left = torch.full_like(conv(x), float("nan"))
-    del left  # the allocator gives the same memory to the next tensor of that size
     try:
-        out = conv_relu(
-            x, conv.weight, conv.bias, list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups
-        )
+        left = torch.full_like(layer_relu(conv, example, dtype=dtype), float("nan"))
+        del left  # the allocator gives the same memory to the next tensor of that size
+        out = layer_relu(conv, example, dtype=dtype)
     except RuntimeError:
         return False
     return bool(out.isfinite().all())

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotlap.measure.folded import has_one_kernel, layer_relu
+
 GROUPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((16, 3), (16, 3)),
     ((32, 3), (32, 3), (32, 3)),
@@ -43,16 +45,39 @@ class CNN18(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last)
+        self._fuses: dict[tuple[int, torch.dtype], bool] | None = None
+        """Whether a layer and its ReLU are one kernel in a format, by the layer's number; None: not to be tried."""
+
+    def use_kernels(self) -> None:
+        """From now on a layer and its ReLU are one kernel of cuDNN's where autocast and no gradient allow it."""
+        self._fuses = {}
 
     def forward(self, image: Tensor, num_maps: int = 6) -> list[Tensor]:  # [n, 3, H, W]
         """The first ``num_maps`` maps, the finest first."""
         x = image.contiguous(memory_format=torch.channels_last)
-        maps = []
+        maps, number = [], 0
         for group in list(self.groups)[:num_maps]:
             for layer in group:  # type: ignore[attr-defined]
-                x = F.relu(layer(_padded(x, layer)), inplace=True)
+                x = self._layer(number, layer, _padded(x, layer))
+                number += 1
             maps.append(x)
         return maps
+
+    def _layer(self, number: int, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        """A convolution and its ReLU."""
+        if self._fuses is None or not x.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return F.relu(layer(x), inplace=True)
+        dtype = torch.get_autocast_dtype("cuda")
+        if not torch.is_autocast_enabled("cuda") or not self._does_fuse(number, layer, x, dtype):
+            return F.relu(layer(x), inplace=True)
+        return layer_relu(layer, x, dtype=dtype)
+
+    def _does_fuse(self, number: int, layer: nn.Conv2d, x: Tensor, dtype: torch.dtype) -> bool:
+        """Tried once, on the first pictures."""
+        assert self._fuses is not None
+        if (number, dtype) not in self._fuses:
+            self._fuses[number, dtype] = has_one_kernel(layer, x, dtype)
+        return self._fuses[number, dtype]
 
 
 def _padded(x: Tensor, layer: nn.Conv2d) -> Tensor:

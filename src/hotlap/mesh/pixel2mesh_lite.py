@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from hotlap.base.errors import EnvironmentUnusable
 from hotlap.base.shapes import bind_dims
 from hotlap.kernels.graph_conv.support import Support
+from hotlap.measure.folded import layer_relu
 from hotlap.mesh.graph_layers import GraphConv, MeshBuffers
 from hotlap.mesh.template import CENTRE, icosphere
 
@@ -77,17 +78,36 @@ class ResidualBlock(nn.Module):
         return self.second(self.first(x, support), support, residual=x)
 
 
-def fold_norms(model: Pixel2MeshLite) -> Pixel2MeshLite:
-    """The model with its 53 batch normalisations folded into the convolutions before them; for inference only."""
-    model.eval()
-    for module in list(model.encoder.modules()):
-        names = dict(module.named_children())
-        pairs = [(f"conv{n}", f"bn{n}") for n in (1, 2, 3)] + [("0", "1")]
-        for conv_name, norm_name in pairs:
-            conv, norm = names.get(conv_name), names.get(norm_name)
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
-                setattr(module, norm_name, nn.Identity())
+class FoldedBlock(nn.Module):
+    """A bottleneck of ResNet-50 with its normalisations folded.
+
+    In 16 bits each convolution takes its bias, what is added and its ReLU along, on a card by one kernel.
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.first: nn.Conv2d = fuse_conv_bn_eval(block.conv1, block.bn1)
+        self.second: nn.Conv2d = fuse_conv_bn_eval(block.conv2, block.bn2)
+        self.third: nn.Conv2d = fuse_conv_bn_eval(block.conv3, block.bn3)
+        self.skip = nn.Identity() if block.downsample is None else fuse_conv_bn_eval(*block.downsample)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.first, self.second, self.third
+        if first.weight.dtype == torch.float32:  # for which cuDNN need not have such kernels
+            return F.relu(third(F.relu(second(F.relu(first(x))))) + self.skip(x))
+        return layer_relu(third, layer_relu(second, layer_relu(first, x)), plus=self.skip(x))
+
+
+def fold_norms(model: Pixel2MeshLite, dtype: torch.dtype | None = None) -> Pixel2MeshLite:
+    """The model with its 53 batch normalisations folded into the convolutions before them, and those in ``dtype``, as
+    autocast would have them; for inference only."""
+    encoder: Any = model.eval().encoder
+    encoder.conv1, encoder.bn1 = fuse_conv_bn_eval(encoder.conv1, encoder.bn1), nn.Identity()
+    for stage in (encoder.layer1, encoder.layer2, encoder.layer3, encoder.layer4):
+        for place, block in enumerate(stage):
+            stage[place] = FoldedBlock(block)
+    if dtype is not None:
+        encoder.to(dtype)
     return model.to(memory_format=torch.channels_last)
 
 

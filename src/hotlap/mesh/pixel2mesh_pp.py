@@ -246,6 +246,7 @@ class Pixel2MeshPP(nn.Module):
 
         With ``every`` those of the coarse stage, and after each round of refinement.
         """
+        image = scaled(image, next(self.parameters()).dtype)  # once for both stages
         with torch.no_grad():
             coarse = self.coarse(image, cameras).vertices[-1]
         found = [coarse, *self.refine(image, cameras, coarse)]
@@ -257,6 +258,15 @@ def prepared(image: Tensor, cameras: Tensor, cnn: CNN18, bgr: bool) -> Tensor:  
     dims = bind_dims(image=(image, "B V 3 H W"), cameras=(cameras, "B V 5"))
     if not 1 <= dims["V"] <= MAX_VIEWS:
         raise ShapeError(f"image has {dims['V']} views", expected=f"1 to {MAX_VIEWS}")
-    views = image.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    views = views.to(next(cnn.parameters()).dtype) / 255 if image.dtype == torch.uint8 else views
+    views = scaled(image, next(cnn.parameters()).dtype).flatten(0, 1)
     return views.flip(1) if bgr else views
+
+
+def scaled(image: Tensor, dtype: torch.dtype) -> Tensor:  # [B, V, 3, H, W]
+    """Colours from 0 to 1, in autocast's number format or ``dtype``; pictures that are no uint8 are so already."""
+    if image.dtype != torch.uint8 or image.ndim != 5:
+        return image
+    kind = image.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    views = image.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    return (views.to(dtype) / 255).unflatten(0, image.shape[:2])

@@ -1,4 +1,4 @@
-"""Splatting on an NVIDIA card: nine kernels in CUDA C++, compiled at run time for the view's channels and degree.
+"""Splatting on an NVIDIA card: eight kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
 The host never waits for a picture. It waits for one number of a frame, the count of its pairs, if the frame is drawn
 without gradients or is one of the first of its size; cuda.md says exactly when, and what happens to a frame that turns

@@ -93,11 +93,10 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
     screen, channels = (num_cameras, frame.height, frame.width), (3 if sh else colors[-1]) + int(view.depth)
     rows, pixels = num_cameras * num_splats, num_cameras * frame.width * frame.height
     num_tiles = num_cameras * frame.tiles_x * frame.tiles_y
-    blocks = _blocks(num_splats, "splat_project_fwd_kernel")  # of the pairs' kernel too
+    blocks = frame.project_blocks  # of the pairs' kernel too
     first = (
-        ("splat_clear_kernel", _blocks(num_tiles, "splat_clear_kernel"), 1),
+        ("splat_clear_kernel", _blocks(num_tiles + 1, "splat_clear_kernel"), 1),
         ("splat_project_fwd_kernel", blocks, num_cameras),
-        ("splat_scan_kernel", 1, 1),
         ("splat_pair_kernel", blocks, num_cameras),
     )
     blend = ("splat_blend_fwd_kernel", num_tiles, 1)
@@ -106,7 +105,7 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
         key.device, shade=rows * 4 if sh else rows, light=pixels, lasts=pixels, order=num_tiles,
         ranges=num_tiles + 1, ids=capacity,
     )  # fmt: skip
-    now = _lay_out(key.device, keys=2 * capacity, keys_spare=2 * capacity, reached=rows, cursors=num_tiles)
+    now = _lay_out(key.device, keys=2 * capacity, keys_spare=2 * capacity, reached=rows, cursors=num_tiles + 1)
     return Plan(
         key=key,
         capacity=capacity,
@@ -145,6 +144,8 @@ def _numbers(view: View, key: Key, num_splats: int, colors: tuple[int, ...]) -> 
     # Users' sizes and flags may be NumPy's, which the structure does not take.
     frame.width, frame.height = int(view.width), int(view.height)
     frame.tiles_x, frame.tiles_y = -(-frame.width // TILE), -(-frame.height // TILE)
+    # One at least: the last of them makes places of the counts, also of none.
+    frame.project_blocks = max(1, _blocks(num_splats, "splat_project_fwd_kernel"))
     frame.coefficients = colors[1] if sh else 0
     frame.colors_by_camera = not sh and len(colors) == 3
     frame.raw, frame.antialiased = int(view.raw), int(view.antialiased)

@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
-from hotlap.kernels.launch import Loaded, enqueue_all
+from hotlap.kernels.launch import Loaded, enqueue_all, loaded
 from hotlap.kernels.nvrtc import Program, load_function
 from hotlap.kernels.splat.frame import INPUTS, TILE
 
 SHARED = ("primitives.cuh", "frame.cuh", "project.cuh", "tiles.cuh", "blend.cuh")
 SOURCES = {
-    "fwd": (*SHARED, "project_fwd.cu", "order.cu", "blend_fwd.cu"),
+    "fwd": (*SHARED, "counts.cuh", "project_fwd.cu", "order.cu", "blend_fwd.cu"),
     "bwd": (*SHARED, "sums.cuh", "blend_bwd.cu", "project_bwd.cu"),
 }
 THREADS = {
     "splat_clear_kernel": 256,
     "splat_project_fwd_kernel": 256,
-    "splat_scan_kernel": 1024,
     "splat_pair_kernel": 256,
     "splat_sort_kernel": 256,
     "splat_clear_bwd_kernel": 256,
@@ -135,7 +134,7 @@ def _loaded(device: int, variant: Variant, kernels: Kernels) -> tuple[Loaded, ..
         with torch.cuda.device(device):
             return _loaded(device, variant, kernels)
     return tuple(
-        (load_function(device, variant.program(way_of(name)), name), (across, down, 1), variant.threads(name), 0)
+        loaded(load_function(device, variant.program(way_of(name)), name), (across, down, 1), variant.threads(name))
         for name, across, down in kernels
         if across and down
     )

@@ -31,7 +31,7 @@ struct Frame {
     int* radii;                // [C, N, 2]
     int* tiles_per_splat;      // [C, N]
     u32* reached;              // [C, N] which tiles of its box a splat reaches, a bit each, if there are few
-    int* cursors;              // [C, tiles] pairs of a tile, then where its next pair goes
+    int* cursors;              // [C, tiles, 1 more] pairs of a tile, then where its next pair goes; blocks that are done
     int* ranges;               // [C, tiles, 1 more] where each tile's pairs begin
     int* order;                // [C, tiles] in which the tiles are worked at
     u64* keys;                 // [capacity] depth and splat of each pair
@@ -64,6 +64,7 @@ struct Frame {
     int tiles_x;
     int tiles_y;
     int capacity;
+    int project_blocks;        // of the projection, for a camera
     int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
     int coefficients;          // K
     int colors_by_camera;      // 1: [C, N, D]

@@ -1,8 +1,6 @@
 // The pairs of tile and splat, tile by tile in order of depth. A tile's pairs have a place of their own from the start,
 // so that only they are sorted, in the registers of one block, and nothing on the host waits for a count.
 
-#define CLEAR_THREADS 256
-#define SCAN_THREADS 1024
 #define PAIR_THREADS 256
 #define SORT_THREADS 256
 #define SORT_EACH 8
@@ -10,74 +8,6 @@
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
 #define SORT_SHORT (32 * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
-
-// No tile has a pair yet.
-KERNEL(CLEAR_THREADS, 1)
-splat_clear_kernel(const Frame f) {
-    const int n = block_index() * CLEAR_THREADS + thread_index();
-    if (n < f.num_cameras * f.tiles_x * f.tiles_y) f.cursors[n] = 0;
-}
-
-#define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
-
-DEVICE int add_up(int a, int b) { return a + b < SCAN_MOST ? a + b : SCAN_MOST; }
-
-// The sum of `value` over this lane and those before it.
-DEVICE int sum_upto(int value) {
-    const int lane = thread_index() & 31;
-UNROLL
-    for (int step = 1; step < 32; step <<= 1) {
-        const int other = shuffle(value, lane < step ? lane : lane - step);
-        if (lane >= step) value = add_up(value, other);
-    }
-    return value;
-}
-
-// The sum of `value` over the warps before this one; `all` becomes that over the block.
-DEVICE int sum_before(int value, int* by_warp, int& all) {
-    const int lane = thread_index() & 31, warp = thread_index() >> 5;
-    const int mine = sum_upto(value);
-    if (lane == 31) by_warp[warp] = mine;
-    block_barrier();
-    const int upto = sum_upto(by_warp[lane]);  // there are as many warps as lanes
-    all = shuffle(upto, 31);
-    const int before = shuffle(upto, warp == 0 ? 0 : warp - 1);
-    return warp == 0 ? 0 : before;
-}
-
-// Counts become places. All in one block, each warp with a part of the tiles. Tiles with more than twice the mean of pairs
-// are first in the order of work: one that starts late would keep the card waiting for it alone.
-KERNEL(SCAN_THREADS, 1)
-splat_scan_kernel(const Frame f) {
-    SHARED(int, pairs_by_warp, 32);
-    SHARED(int, long_by_warp, 32);
-    const int lane = thread_index() & 31, tiles = f.num_cameras * f.tiles_x * f.tiles_y;
-    const int each = (tiles + SCAN_THREADS - 1) / SCAN_THREADS * 32, first = (thread_index() >> 5) * each;
-    const int end = first + each < tiles ? first + each : tiles;
-    int sum = 0, all, num_long = 0, all_long;
-    for (int n = first + lane; n < end; n += 32) sum = add_up(sum, f.cursors[n]);
-    int at = sum_before(sum, pairs_by_warp, all);
-    const int ordinary = all / tiles * 2 + 32;
-    for (int n = first + lane; n < end; n += 32) num_long += f.cursors[n] > ordinary;
-    int longer = sum_before(num_long, long_by_warp, all_long);
-    for (int base = first; base < end; base += 32) {
-        const int n = base + lane, count = n < end ? f.cursors[n] : 0;
-        const int upto = sum_upto(count), before = shuffle(upto, lane == 0 ? 0 : lane - 1);
-        const u32 long_ones = ballot(count > ordinary);
-        if (n < end) {
-            const int start = lane == 0 ? at : add_up(at, before), place = start < f.capacity ? start : f.capacity;
-            const int long_before = longer + count_bits(long_ones & ((1u << lane) - 1));
-            f.order[count > ordinary ? long_before : all_long + n - long_before] = n;
-            f.cursors[n] = f.ranges[n] = place;
-        }
-        at = add_up(at, shuffle(upto, 31)), longer += count_bits(long_ones);
-    }
-    if (thread_index() > 0) return;
-    f.needed[0] = all;
-    if (f.told) tell_host(f.told, all);
-    else if (all > f.capacity) raise_to(f.needed + 1, all);
-    f.ranges[tiles] = all < f.capacity ? all : f.capacity;
-}
 
 #define PAIRS_AT_ONCE 4  // places that a thread asks for before it waits for the answers
 

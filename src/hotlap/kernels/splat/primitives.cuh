@@ -33,6 +33,14 @@ DEVICE void add(float* at, float value) {
 }
 DEVICE void add(int* at, int value) { atomicAdd(at, value); }
 DEVICE int fetch_add(int* at, int value) { return atomicAdd(at, value); }
+// What other blocks have added, when one of this block's threads has arrived after them; all threads of a block arrive as one.
+DEVICE int read_fresh(const int* at) { return *(const volatile int*)at; }
+DEVICE int arrive_at(int* done) {
+    __threadfence();
+    const int before = atomicAdd(done, 1);
+    __threadfence();
+    return before;
+}
 DEVICE void raise_to(int* at, int value) { atomicMax(at, value); }
 // Into memory of the host, who looks there while kernels run.
 DEVICE void tell_host(int* at, int value) { *(volatile int*)at = value, __threadfence_system(); }

@@ -1,4 +1,5 @@
-// Where each splat is on each screen, its colour there, and how many pairs each tile will have. One thread a splat.
+// Where each splat is on each screen, its colour there, and how many pairs each tile will have. One thread a splat; the last
+// block makes places of the counts, which saves the host a launch.
 
 #define PROJECT_THREADS 256
 
@@ -58,17 +59,20 @@ UNROLL
     if (tiles_of(b) > 0 && tiles_of(b) <= ALONE) reached = tiles_reached(f, b, e);
     for (u32 left = reached; left; left &= left - 1) add(counts + tile_of(f, b, first_bit(left)), 1);
     const int tiles = count_bits(reached) + visit_large(f, b, e, [&](int tile, int) { add(counts + tile, 1); });
-    if (!in) return;
-    f.reached[row] = reached;
-    reinterpret_cast<float2*>(f.means2d)[row] = mean;
-    reinterpret_cast<int2*>(f.radii)[row] = radii;
-    f.depths[row] = depth;
-    f.tiles_per_splat[row] = tiles;
+    if (in) {
+        f.reached[row] = reached;
+        reinterpret_cast<float2*>(f.means2d)[row] = mean;
+        reinterpret_cast<int2*>(f.radii)[row] = radii;
+        f.depths[row] = depth;
+        f.tiles_per_splat[row] = tiles;
 UNROLL
-    for (int i = 0; i < 3; i++) f.conics[row * 3 + i] = conic[i];
+        for (int i = 0; i < 3; i++) f.conics[row * 3 + i] = conic[i];
 #if SH >= 0
-    if (seen) reinterpret_cast<float4*>(f.shade)[row] = make_float4(color[0], color[1], color[2], level);
+        if (seen) reinterpret_cast<float4*>(f.shade)[row] = make_float4(color[0], color[1], color[2], level);
 #else
-    if (seen) f.shade[row] = level;
+        if (seen) f.shade[row] = level;
 #endif
+    }
+    if (is_last_block(f.cursors + f.num_cameras * f.tiles_x * f.tiles_y, f.num_cameras * f.project_blocks))
+        scan_tiles(f, PROJECT_THREADS / 32);
 }
