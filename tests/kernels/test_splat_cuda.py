@@ -17,7 +17,7 @@ import torch
 from hotlap.base.errors import UsageError
 from hotlap.kernels import launch as launching
 from hotlap.kernels.agreement import in_float64, relative_errors
-from hotlap.kernels.splat import cuda, cuda_program, cuda_room, reference
+from hotlap.kernels.splat import cuda, cuda_plan, cuda_program, cuda_room, reference
 from hotlap.kernels.splat.cases import EVERYTHING, UNDECIDED, SplatCase, as_splats, undecided
 from hotlap.kernels.splat.cuda_program import Variant
 from hotlap.kernels.splat.frame import GRADIENTS
@@ -59,6 +59,8 @@ def on_host(host, monkeypatch):
     """The kernels run on the CPU; what memory is not written by them is NaN."""
     monkeypatch.setattr(cuda_room, "ROOM", cuda_room.Room())
     monkeypatch.setattr(cuda, "FEW_TILES", 0)  # as in the large pictures that no test has time for
+    monkeypatch.setattr(cuda_plan, "FEW_SPLATS", 0)
+    cuda_plan.plans_of.cache_clear()
     cuda_room.needed_by_graphs(CPU).zero_()
     cuda_room.Told._unread.clear()
     cuda_room.Told._slots.clear()
@@ -76,6 +78,7 @@ def on_host(host, monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield install
     torch.use_deterministic_algorithms(False)
+    cuda_plan.plans_of.cache_clear()
 
 
 def errors_of(case: SplatCase) -> dict[str, float]:
@@ -116,6 +119,41 @@ def test_matches_reference_thread_by_thread(case, on_host):
     on_host()
     errors = errors_of(case)
     assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        SplatCase(splats=37, cameras=2, background=True, options=EVERYTHING),
+        SplatCase(splats=61, black=True, options={"sh_degree": 1, "raw": True}),
+        SplatCase(splats=300, channels=2, size=0.6, opacity=6.0, twins=True, options={"raw": True}),
+        SplatCase(splats=40, channels=37, options={"raw": True}),
+        SplatCase(splats=0, channels=2, options={"raw": True}),
+    ],
+    ids=lambda case: case.id,
+)
+def test_small_pictures_are_sorted_by_the_blending_and_small_scenes_have_cleared_sums(case, on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda, "FEW_TILES", 1024)
+    monkeypatch.setattr(cuda_plan, "FEW_SPLATS", 2**18)
+    errors = errors_of(case)
+    assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
+
+
+def test_a_second_backward_pass_of_a_small_scene_gives_the_same(on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda_plan, "FEW_SPLATS", 2**18)
+    case = SplatCase(splats=61, options={"sh_degree": 1, "raw": True})
+    splats = as_splats(case.make(CPU))
+    drawn = cuda.forward(splats, case.view)
+    needs = frozenset({*cuda.PLANES, "colors"})
+    given = (torch.ones_like(drawn.colors), None, None)
+    first, *others = (
+        cuda.backward(splats, case.view, drawn, *given, some) for some in (needs, needs, frozenset({"means"}))
+    )
+    for later in others:
+        assert all(torch.allclose(later[name], first[name], rtol=1e-5, atol=1e-7) for name in later)
+    assert first["means"].abs().sum() > 0
 
 
 def test_a_missing_barrier_of_a_warp_is_seen(on_host):

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotlap.base.errors import UsageError
-from hotlap.kernels.splat import cuda, cuda_program, cuda_room
+from hotlap.kernels.splat import cuda, cuda_plan, cuda_program, cuda_room
 from hotlap.kernels.splat.cases import SplatCase, as_splats
 from hotlap.kernels.splat.cuda_plan import plans_of
 from hotlap.kernels.splat.cuda_program import Variant
@@ -76,8 +76,24 @@ def test_a_call_with_gradients_asks_torch_for_memory_and_for_nothing_else(launch
     assert forward.names == {"empty_like": 6}, (
         "three results, what is known of splats, the lists to keep and those for now"
     )
-    assert backward.names == {"empty_like": 5}, "five gradients, in whose memory the sums lie"
-    assert [len(names) for names, _ in launched] == [5, 3]
+    assert backward.names == {"empty_like": 5}, "five gradients"
+    assert [len(names) for names, _ in launched] == [4, 2], "small pictures are sorted where they are blended"
+
+
+def test_only_a_large_scene_or_a_second_pass_needs_a_kernel_that_clears(launched, monkeypatch):
+    def names_of(passes: int) -> list[bool]:
+        inputs = leaves()
+        launched.clear()
+        plans_of.cache_clear()
+        colors, _, _ = draw(inputs)
+        for _ in range(passes):
+            colors.backward(torch.ones_like(colors), retain_graph=True)
+        return ["splat_clear_bwd_kernel" in names for names, _ in launched[1:]]
+
+    assert names_of(3) == [False, True, True]
+    monkeypatch.setattr(cuda_plan, "FEW_SPLATS", CASE.splats - 1)
+    assert names_of(2) == [True, True]
+    plans_of.cache_clear()
 
 
 def test_the_gradient_on_the_screen_costs_one_piece_more_and_an_absolute_one_another(launched):
@@ -167,7 +183,7 @@ def test_what_frames_have_in_common_is_worked_out_once_for_each_kind(launched):
 
 def test_addresses_are_told_in_the_order_of_the_structure():
     fields = cuda_program.frame_type()
-    learned = ("v_image", "v_alphas", "v_means2d", "sums", *(f"out_{name}" for name in cuda.FOUND))
+    learned = ("v_image", "v_alphas", "v_means2d", *(f"out_{name}" for name in cuda.FOUND))
     assert cuda_program.DRAWN_WITH[: len(INPUTS)] == INPUTS and learned == cuda_program.LEARNED_WITH
     names = cuda_program.DRAWN_WITH + cuda_program.LEARNED_WITH
     assert [getattr(fields, name).offset for name in names] == [8 * place for place in range(len(names))]

@@ -1,11 +1,19 @@
 // The picture: each pixel takes the splats of its tile from the front until too little light is left.
 
+#define STAGED_FLOATS (TILE_WARPS * 32 * SLOT_FLOATS)
+#define SORTS (BLEND_THREADS == SORT_THREADS)  // with one pixel a thread the block may sort its tile's list first
+#define SORT_FLOATS (SORTS ? 2 * SORT_MOST : 0)
+
 KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_fwd_kernel(const Frame f) {
-    SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
+    SHARED(float, staged, STAGED_FLOATS > SORT_FLOATS ? STAGED_FLOATS : SORT_FLOATS);
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const Strip s = make_strip(f);
+    if (SORTS && f.sort_first) {
+        sort_tile(f, s.tile, reinterpret_cast<u64*>(staged));
+        block_barrier();  // what other threads have sorted is there to read
+    }
     const int begin = f.ranges[s.tile], end = f.ranges[s.tile + 1];
     const float x = s.x + 0.5f;
     float light[PIXELS], least[PIXELS], color[PIXELS][CHAN_ROOM];  // least: what alpha's exponent must be to count

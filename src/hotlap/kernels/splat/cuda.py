@@ -116,7 +116,9 @@ class Saved:
     """As the kernels of the forward pass were given it; addresses of the user's tensors and of the three results that
     have gradients may be old."""
     memory: Tensor | None = None
-    """int32: shade, light, lasts, order, ranges and ids of ``frame.cuh``, one behind the other."""
+    """int32: shade, light, lasts, order, ranges, ids and sums of ``frame.cuh``, one behind the other."""
+    cleared: bool = False
+    """The sums are 0, as the first backward pass wants them."""
 
 
 def _addresses_of(tensors: Sequence[Tensor | None], copies: list[Tensor]) -> list[int]:
@@ -224,9 +226,10 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     most = room.ROOM.most(plan.key)
     short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
-    frame.short_lists = short_lists
+    few_tiles = plan.num_tiles <= FEW_TILES
+    frame.short_lists, frame.sort_first = short_lists, few_tiles
     kept, now = torch.empty_like(plan.kept.like), torch.empty_like(plan.now.like)
-    saved.memory = kept
+    saved.memory, saved.cleared = kept, frame.sums_each > 0
     copies: list[Tensor] = []
     bases = (
         *_addresses_of(inputs_of(splats), copies),
@@ -236,7 +239,8 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     )  # fmt: skip
     program.tell_forward(frame, [bases[number] + place for number, place in plan.places])
     variant = _variant(splats, view, plan.num_tiles)
-    program.launch(variant, plan.short if short_lists else plan.long, frame, device)
+    kernels = plan.few if few_tiles else plan.short if short_lists else plan.long
+    program.launch(variant, kernels, frame, device)
     del copies, now  # torch gives their memory to nobody who is not behind the kernels in the stream
 
 
@@ -254,21 +258,29 @@ def backward(
     check_determinism(device)
     if drawn.saved.told is not None and not room.capturing(device):
         _complete(splats, view, drawn)
-    plan: Plan = drawn.saved.plan
-    frame = frame_type().from_buffer_copy(drawn.saved.frame)
+    saved: Saved = drawn.saved
+    plan, frame = saved.plan, frame_type().from_buffer_copy(saved.frame)
     variant = _variant(splats, view, plan.num_tiles, needs)
     inputs = inputs_of(splats)
-    found, sums = _room_for_gradients(inputs, plan, variant, needs)
+    found = _room_for_gradients(inputs, needs)
+    kernels, sums = plan.backward[1:], None
+    if saved.cleared:
+        saved.cleared = False
+    elif plan.key.cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
+        sums = inputs[0].new_zeros(plan.key.cameras, plan.num_splats, variant.sums)
+        frame.sums = sums.data_ptr()
+    else:  # they lie in the memory of the gradients that are made from them, which the first kernel clears
+        kernels, frame.sums = plan.backward, None
     if "means2d" in needs:
         found["means2d"] = torch.empty_like(drawn.means2d)
         if view.absgrad:
             found["means2d_abs"] = torch.empty_like(drawn.means2d)
     copies: list[Tensor] = []
-    others = _addresses_of((v_colors, v_alphas, v_means2d, sums), copies)
+    others = _addresses_of((v_colors, v_alphas, v_means2d), copies)
     others += [0 if tensor is None else tensor.data_ptr() for tensor in map(found.get, FOUND)]
     program.tell_backward(frame, _addresses_of(inputs, copies), drawn.means2d.data_ptr(), others)
-    program.launch(variant, plan.backward if sums is None else plan.backward[1:], frame, device)
-    del copies  # as in the forward pass
+    program.launch(variant, kernels, frame, device)
+    del copies, sums  # as in the forward pass
     return found
 
 
@@ -287,22 +299,12 @@ def check_determinism(device: torch.device) -> None:
     )
 
 
-def _room_for_gradients(
-    inputs: Sequence[Tensor], plan: Plan, variant: Variant, needs: frozenset[str]
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Memory for the gradients of the inputs, zeros where kernels add to it, and for the pixels' sums of each splat.
-
-    With one camera the sums have no memory of their own if that of the gradients made from them will do; the first
-    kernel clears it.
-    """
-    num_cameras = plan.key.cameras
+def _room_for_gradients(inputs: Sequence[Tensor], needs: frozenset[str]) -> dict[str, Tensor]:
+    """Memory for the gradients of the inputs, zeros where kernels add to it."""
     found: dict[str, Tensor] = {}
-    sums = None
-    if num_cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
-        sums = inputs[0].new_zeros(num_cameras, plan.num_splats, variant.sums)
     for name, given in zip(INPUTS, inputs, strict=True):
         if name in needs:
             kind = torch.zeros_like if name in ADDED_TO else torch.empty_like
             # The layout is named only where it must be: that takes torch as long as the rest.
             found[name] = kind(given) if given.is_contiguous() else kind(given, memory_format=torch.contiguous_format)
-    return found, sums
+    return found

@@ -17,6 +17,9 @@ from hotlap.kernels.splat.cuda_program import DRAWN_WITH, THREADS, Kernels, fram
 from hotlap.kernels.splat.cuda_room import Key, needed_by_graphs
 from hotlap.kernels.splat.frame import INPUTS, TILE, View
 
+FEW_SPLATS = 2**18
+"""Up to so many, over all cameras, the pixels' sums have memory of their own, 36 bytes a splat: the projection clears it,
+and the backward pass has a kernel less to launch."""
 BASES = (*INPUTS, "image", "alphas", "means2d", "facts", "kept", "now", "told", "needed")
 """The pieces of memory that a frame is drawn with, in the order in which their addresses are told."""
 
@@ -59,6 +62,8 @@ class Plan(NamedTuple):
     """Those of the forward pass."""
     short: Kernels
     """The same where most tiles have few pairs."""
+    few: Kernels
+    """The same where tiles are few: the blending kernel sorts."""
     backward: Kernels
     """Of which the first clears gradients for the sums that will lie in their memory."""
 
@@ -103,7 +108,7 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
     facts = _lay_out(key.device, radii=2 * rows, depths=rows, conics=3 * rows, tiles_per_splat=rows)
     kept = _lay_out(
         key.device, shade=rows * 4 if sh else rows, light=pixels, lasts=pixels, order=num_tiles,
-        ranges=num_tiles + 1, ids=capacity,
+        ranges=num_tiles + 1, ids=capacity, sums=rows * frame.sums_each,
     )  # fmt: skip
     now = _lay_out(key.device, keys=2 * capacity, keys_spare=2 * capacity, reached=rows, cursors=num_tiles + 1)
     return Plan(
@@ -124,6 +129,7 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
         now=now,
         long=(*first, ("splat_sort_kernel", num_tiles, 1), blend),
         short=(*first, ("splat_sort_kernel", _blocks(num_tiles * 32, "splat_sort_kernel"), 1), blend),
+        few=(*first, blend),
         backward=(
             ("splat_clear_bwd_kernel", _blocks(4 * num_splats, "splat_clear_bwd_kernel"), 1),
             ("splat_blend_bwd_kernel", num_tiles, 1),
@@ -146,6 +152,8 @@ def _numbers(view: View, key: Key, num_splats: int, colors: tuple[int, ...]) -> 
     frame.tiles_x, frame.tiles_y = -(-frame.width // TILE), -(-frame.height // TILE)
     # One at least: the last of them makes places of the counts, also of none.
     frame.project_blocks = max(1, _blocks(num_splats, "splat_project_fwd_kernel"))
+    if key.cameras * num_splats <= FEW_SPLATS:
+        frame.sums_each = 6 + (3 if sh else colors[-1]) + int(view.depth) + 2 * int(view.absgrad)
     frame.coefficients = colors[1] if sh else 0
     frame.colors_by_camera = not sh and len(colors) == 3
     frame.raw, frame.antialiased = int(view.raw), int(view.antialiased)

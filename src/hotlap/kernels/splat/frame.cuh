@@ -43,10 +43,10 @@ struct Frame {
     float* alphas;             // [C, H, W]
     float* light;              // [C, H, W] what the splats leave
     int* lasts;                // [C, H, W] the pair after the last one that counts
+    float* sums;               // [C, N, SUMS] what the pixels tell each splat; null in the backward pass: see sum_place
     const float* v_image;      // [C, H, W, CHAN] or null
     const float* v_alphas;     // [C, H, W] or null
     const float* v_means2d;    // [C, N, 2] or null
-    float* sums;               // [C, N, SUMS] what the pixels tell each splat; null: see sum_place
     float* out_means;          // [N, 3] or null, as all that follow
     float* out_quats;          // [N, 4]
     float* out_scales;         // [N, 3]
@@ -66,6 +66,8 @@ struct Frame {
     int capacity;
     int project_blocks;        // of the projection, for a camera
     int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
+    int sort_first;            // 1: the blending kernel sorts its tile's list; only with one pixel a thread
+    int sums_each;             // of a splat, that the projection clears for the backward pass; 0: none
     int coefficients;          // K
     int colors_by_camera;      // 1: [C, N, D]
     int raw;                   // 1: scales are logarithms, opacities logits

@@ -1,5 +1,5 @@
 // Where each splat is on each screen, its colour there, and how many pairs each tile will have. One thread a splat; the last
-// block makes places of the counts, which saves the host a launch.
+// block makes places of the counts, and a small scene's sums are cleared for the backward pass: both save the host a launch.
 
 #define PROJECT_THREADS 256
 
@@ -73,6 +73,10 @@ UNROLL
         if (seen) f.shade[row] = level;
 #endif
     }
+    const int before = block_index() * PROJECT_THREADS, left = f.num_splats - before;
+    float* const sums = f.sums + ((i64)camera * f.num_splats + before) * f.sums_each;
+    const int num_sums = (left < PROJECT_THREADS ? left : PROJECT_THREADS) * f.sums_each;
+    for (int i = thread_index(); i < num_sums; i += PROJECT_THREADS) sums[i] = 0.0f;
     if (is_last_block(f.cursors + f.num_cameras * f.tiles_x * f.tiles_y, f.num_cameras * f.project_blocks))
         scan_tiles(f, PROJECT_THREADS / 32);
 }
