@@ -142,7 +142,8 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
         why = verdict.headline if verdict else "the search has no verdict"
         return "nothing right", why, verdict.exit_code if verdict else EXIT_CHECK_FAILED
     if lap.stays:
-        return "nothing faster", f"{what}: nothing faster than {before} was found that is right", EXIT_INCONCLUSIVE
+        text = f"{what}: the search found nothing faster than {before} that is right"
+        return "nothing faster", text, EXIT_INCONCLUSIVE
     after = next((row for row in found.table if row.role == "after"), None)
     name = f"{found.tuned} at batch {found.tuned_batch}"
     first = found.table[0]
