@@ -110,6 +110,15 @@ def test_an_exchange_is_one_whatever_operator_started_it(analysed):
     assert [(part.name, part.share) for part in analysed(trace).categories] == [("communication", 1.0)]
 
 
+def test_an_exchange_of_hosts_is_one_though_a_hook_of_the_backward_pass_started_it(analysed):
+    trace = FakeTrace()
+    trace.step(0, 0, 100)
+    trace.op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 100)
+    trace.op("c10d::allreduce_", 20, 80)
+    found = analysed(trace)
+    assert {part.name: part.share for part in found.categories} == {"communication": 0.8, "elementwise": 0.2}
+
+
 def test_a_wait_for_the_loader_and_a_copy_that_the_host_prepares_have_their_own_names(analysed):
     trace = FakeTrace()
     trace.step(0, 0, 1000)

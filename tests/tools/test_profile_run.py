@@ -88,6 +88,16 @@ def test_a_targets_record_holds_the_step_the_slow_down_and_the_traces(of_target)
     assert "cpu:threads=1" in measured["traces"][0].replace("-", ":")
 
 
+def test_a_trace_that_is_hardly_of_the_same_step_says_so():
+    ran = profiled.Profiled(
+        arm="cpu", mode="train", batch=1, steps=1, trace="t", detail="d", step_ms=[10.0], traced_ms=29.0, detail_ms=65.0
+    )
+    told = run_module.slow_down_told(ran, 10.0)
+    assert "2.90x as long, and 6.50x with stacks" in told and "may mislead" not in told
+    disturbed = run_module.slow_down_told(dataclasses.replace(ran, traced_ms=109.0), 10.0)
+    assert "10.9x as long" in disturbed and "its shares may mislead: other work on this machine" in disturbed
+
+
 def test_a_targets_advice_repeats_the_target_in_its_command(of_target):
     advice = {row["name"]: row for row in of_target.extra["profile"]["advice"]}
     assert advice, "a step of tiny operators leaves something to gain"

@@ -395,6 +395,9 @@ def test_a_place_that_cannot_be_written(tmp_path):
     for out in (tmp_path / "nosuch" / "r.html", tmp_path / "record.json" / "r.html"):
         with pytest.raises(StorageError, match=re.escape(f"cannot write {str(out)!r}")):
             report(ReportConfig(records=(record.path,), out=out))
+    missing = tmp_path / "nosuch"
+    with pytest.raises(StorageError, match=re.escape(f"there is no folder {str(missing)!r}. Make it first")):
+        report(ReportConfig(records=(record.path,), out=missing / "r.html"))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["record.json"]
 
 

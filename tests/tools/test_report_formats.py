@@ -282,6 +282,7 @@ def test_a_record_without_samples_is_drawn_and_nothing_is_computed_from_it(hosti
     bare = fake_records.bench([("cpu", "baseline", 5.0, 1.0)], gpu=False, measurements=[], telemetry=[], verdict=None)
     text = write_report([bare], tmp_path / "r", ("md",))["md"].read_text(encoding="utf-8")
     assert "nothing was compared" in text and "cpu takes 5.0" in text
+    assert f"Raw record: {bare.path}" in text and "with every sample" not in text
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,26 @@ def test_an_inconclusive_or_unfinished_run_asks_for_another():
     assert "still running" in next_steps([running])[0].text
 
 
+@pytest.mark.parametrize(
+    ("arm", "batch", "left"),
+    [
+        ("cuda:bf16+channels_last", 16, ["batch 32"]),  # another precision answers the advice on precision
+        ("cuda:fused", 64, ["tf32", "channels_last"]),
+        ("cuda", 16, ["tf32", "channels_last", "batch 32"]),
+        ("cuda:nosuch", 64, ["tf32", "channels_last", "batch 32"]),
+    ],
+)
+def test_what_the_search_chose_is_not_advised_again(arm, batch, left):
+    arms = {"tf32": "cuda:tf32", "channels_last": "cuda:channels_last", "batch 32": "cuda:batch=32"}
+    advice = [{"name": name, "arm": advised, "gain": 1.5, "why": ""} for name, advised in arms.items()]
+    profiled = dataclasses.replace(
+        tune(), kind="profile", extra={"profile": {"analysis": {"steps": 1}, "advice": advice}},
+        config={"target": "segment:small", "mode": "train", "arm": "cuda", "batch": 16},
+    )  # fmt: skip
+    steps = [step.text for step in next_steps([profiled, tune({"arm": arm, "batch": batch})])]
+    assert [text.partition(":")[0].removeprefix("Try ") for text in steps if text.startswith("Try")] == left
+
+
 def test_a_bench_that_another_verb_ran_is_asked_for_with_all_that_made_it():
     config = {"target": "net.py:make", "input": ["3x8x8"], "mode": "infer", "batch": 4, "workload": {"width": 16}}
     by_lap = dataclasses.replace(fake_records.cpu_bench(), command=["hotlap", "lap", "net.py:make"], config=config)

@@ -99,6 +99,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}",
+            remedy="Make it first, or choose another folder",
+        ) from error
     except OSError as error:
         raise StorageError(
             f"cannot write {str(path)!r}: {error.strerror or error}",

@@ -72,6 +72,8 @@ class Day:
     memory: int = 1024 * MIB
     notes: tuple[str, ...] = ()
     """Of the search."""
+    remarks: tuple[str, ...] = ()
+    """Lines of the search's verdict."""
 
     def find(self, name: str, lap: Round) -> dict:
         base = arm_row("cpu", 10.0, 16, "baseline")
@@ -91,6 +93,7 @@ class Day:
                 "rows": rows,
             }
             told = said("tuned") if winner else said("no configuration of net was found", 1)
+            told = dataclasses.replace(told, lines=list(self.remarks))
             return {"extra": {"tune": found}, "verdict": told, "config": {"budget": "77s"}, "notes": list(self.notes)}
         if name == "verify":
             return {"verdict": said("verified" if not self.consumer else "batch is 16, expected 32", self.consumer)}

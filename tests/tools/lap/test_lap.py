@@ -20,6 +20,7 @@ from hotlap.tools import bench as bench_tool
 from hotlap.tools.lap import LapConfig, lap, preview
 from hotlap.tools.lap import stages as real
 from hotlap.tools.lap.stages import Round, Skip, a_process_s, bench_processes, profile_after, search_budget_s
+from hotlap.tools.tune.verdict import OVERTAKEN
 
 ADVICE = (
     {"name": "compile", "arm": "cpu:compile", "gain": 1.5, "basis": "assumed"},
@@ -113,6 +114,24 @@ def test_a_search_that_had_no_time_is_not_passed_off_as_one_that_found_nothing(t
     record = go(tmp_path, Day(winner=("cpu", 16), notes=(note,)))
     assert any("time for 1 configuration only; a longer --budget" in line for line in record.verdict.lines)
     assert not any("longer --budget" in line for line in go(tmp_path).verdict.lines)
+
+
+def test_a_search_whose_last_run_was_disturbed_says_so_in_the_lap_too(tmp_path):
+    record = go(tmp_path, Day(remarks=("5 trials", f"{OVERTAKEN}; cpu at batch 16 had 9 samples/s in its own")))
+    assert f"the search's choice: {OVERTAKEN}; cpu at batch 16 had 9 samples/s in its own" in record.verdict.lines
+    assert not any("5 trials" in line for line in record.verdict.lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"advice": 3}, "advice put to the test: 2 of 3 pieces; the profile names no more that an arm can check"),
+        ({"advice": 2}, ""),
+    ],
+)
+def test_advice_that_was_not_there_to_be_tested_is_told(tmp_path, settings, told):
+    lines = go(tmp_path, Day(advice=ADVICE), **settings).verdict.lines
+    assert [line for line in lines if line.startswith("advice put")] == ([told] if told else [])
 
 
 def test_advice_that_is_put_to_the_test_stands_beside_its_promise(tmp_path):
@@ -273,7 +292,8 @@ def test_quick_tries_to_prove_only_what_it_could_prove(tmp_path, monkeypatch, ms
         assert record.verdict.outcome == "nothing faster"
         words = "the search saw 1.02x, and with --quick the bench names no difference under 10%"
         assert words in record.verdict.headline and words not in " ".join(record.verdict.lines), "told once"
-        assert lap_of(record).paste == "", "nothing is recommended that was not measured"
+        found = lap_of(record)
+        assert (found.paste, found.commands) == ("", []), "nothing is recommended that was not measured"
         (row,) = lap_of(record).table
         assert (row.role, row.arm, row.ratio) == ("before", "cpu", None), "a search's trials are no speed-up"
 

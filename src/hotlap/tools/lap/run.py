@@ -208,7 +208,7 @@ class _Run:
             advice=advice_rows(found),
             paste=paste_of(*winner, self.config.mode) if winner and is_measured else "",
             commands=use_commands(self.config, winner[0], has_card=bool(self.record.environment.gpus))
-            if winner
+            if winner and is_measured
             else [],
             profile=_profile_path(found),
         )

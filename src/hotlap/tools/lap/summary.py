@@ -15,6 +15,7 @@ from hotlap.records.lap import FAILED, SKIPPED, Lap, LapAdvice, LapRow
 from hotlap.records.measurement import Arm, Comparison, Gate, Verdict
 from hotlap.records.run import RunRecord
 from hotlap.tools.lap.stages import Round, at_batch, tested_advice
+from hotlap.tools.tune.verdict import OVERTAKEN
 
 WRONG = "wrong answer"
 OUT_OF_BUDGET = "left no time for"
@@ -122,7 +123,7 @@ def give_verdict(found: Lap, lap: Round) -> Verdict:
     """The lap in one line. 0: faster and right; 1: nothing right, or not verified; 3: nothing faster, or not proven."""
     outcome, headline, code = _judge(found, lap)
     lines = [line for line in _stage_lines(found) if not headline.endswith(line.partition(": ")[2])]
-    lines += _advice_lines(found) + _short_of_time(lap)
+    lines += _advice_lines(found) + _untested(lap) + _short_of_time(lap) + _disturbed(lap)
     verify = lap.records.get("verify")
     unsure = next((stage for stage in found.stages if stage.name == "verify" and stage.status == FAILED), None)
     if verify is not None and verify.verdict is not None and verify.verdict.exit_code != EXIT_OK:
@@ -141,7 +142,8 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
         why = verdict.headline if verdict else "the search has no verdict"
         return "nothing right", why, verdict.exit_code if verdict else EXIT_CHECK_FAILED
     if lap.stays:
-        return "nothing faster", f"{what}: nothing faster than {before} was found that is right", EXIT_INCONCLUSIVE
+        text = f"{what}: the search found nothing faster than {before} that is right"
+        return "nothing faster", text, EXIT_INCONCLUSIVE
     after = next((row for row in found.table if row.role == "after"), None)
     name = f"{found.tuned} at batch {found.tuned_batch}"
     first = found.table[0]
@@ -184,6 +186,23 @@ def _short_of_time(lap: Round) -> list[str]:
     tried = len({(row["arm"], row["batch"]) for row in search.extra["tune"].get("rows", [])}) if search else 0
     ways = format_count(tried, "configuration")
     return [f"the search had time for {ways} only; a longer --budget tries more ({notes[0].rstrip('.')})"]
+
+
+def _untested(lap: Round) -> list[str]:
+    """Says that fewer pieces of advice were put to the test than were asked for."""
+    asked, tested = lap.config.advice, len(tested_advice(lap))
+    if tested >= asked:
+        return []
+    is_profiled = "profile-before" in lap.records
+    why = "the profile names no more that an arm can check" if is_profiled else "there is no profile"
+    return [f"advice put to the test: {tested} of {format_count(asked, 'piece')}; {why}"]
+
+
+def _disturbed(lap: Round) -> list[str]:
+    """What the search said of its own last run, where that contradicts its trials."""
+    search = lap.records.get("tune")
+    lines = search.verdict.lines if search and search.verdict else []
+    return [f"the search's choice: {line}" for line in lines if OVERTAKEN in line]
 
 
 def _advice_lines(found: Lap) -> list[str]:

@@ -34,6 +34,9 @@ from hotlap.tools.profile.ranks import compute_ms, ranks_found, trace_files
 from hotlap.tools.profile.roofline import roofline
 from hotlap.tools.profile.story import headline, story
 
+DISTURBED = 3.0
+"""A traced step that many times as long as the plain one shows something else than the step."""
+
 
 def profile(config: ProfileConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """Where the time of a step goes: of a target traced now, or of traces that were there."""
@@ -206,7 +209,7 @@ class _Target(_Run):
         measured = self._measured(ran, step)
         if analysis.steps != ran.steps:
             self.notes.append(f"The trace holds {analysis.steps} of {ran.steps} steps; the profiler lost the others.")
-        self.notes += [*analysis.warnings, *ran.notes, self._slow_down(ran, step)]
+        self.notes += [*analysis.warnings, *ran.notes, slow_down_told(ran, step)]
         what = f"{config.target} {config.mode}, {self.spec.name}, batch {self.batch}"
         rate = _rate(ran, step, analysis)
         return _plain(analysis, roof, advice, [], measured=measured), Verdict(
@@ -272,11 +275,16 @@ class _Target(_Run):
             "traces": [Path(path).name for path in (ran.trace, ran.detail) if path],
         }
 
-    def _slow_down(self, ran: Profiled, step: float) -> str:
-        text = f"The profiler made the step {format_number(ran.traced_ms / step)}x as long"
-        if ran.detail_ms:
-            text += f", and {format_number(ran.detail_ms / step)}x with stacks and memory"
-        return text + "; shares are of the traced step, the headline's time is of the one without."
+
+def slow_down_told(ran: Profiled, step_ms: float) -> str:
+    """What the profiler cost, and where that was so much that the trace may show something else than the step."""
+    text = f"The profiler made the step {format_number(ran.traced_ms / step_ms)}x as long"
+    if ran.detail_ms:
+        text += f", and {format_number(ran.detail_ms / step_ms)}x with stacks and memory"
+    text += "; shares are of the traced step, the headline's time is of the one without."
+    if ran.traced_ms > DISTURBED * step_ms:
+        text += " So much longer, its shares may mislead: other work on this machine, or very small operators."
+    return text
 
 
 def _rate(ran: Profiled, step_ms: float, analysis: Analysis) -> str:

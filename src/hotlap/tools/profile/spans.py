@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotlap.data.kineto import LOSS_MARK, MODULE_MARK, NONE, Events, Ints, Trace
-from hotlap.tools.profile.categories import LOSS, OTHER, WHOLE, category_of
+from hotlap.tools.profile.categories import COMMUNICATION, LOSS, OTHER, WHOLE, category_of
 from hotlap.tools.profile.timeline import parents
 
 FORWARD, BACKWARD, OPTIMIZER_STEP = "forward", "backward", "optimizer"
@@ -108,7 +108,9 @@ class _Surroundings:
                 category = LOSS
             # A mark's name holds a class's name, which says nothing about what runs inside; an optimizer's step does.
             speaks = is_op[index] or self.own_phase[name] == OPTIMIZER_STEP
-            self.category[index] = category or (self.own_category[name] if speaks else "")
+            said = self.own_category[name] if speaks else ""
+            # Exchanges start from hooks inside whatever operator finished last, so their own name decides.
+            self.category[index] = said if said == COMMUNICATION else category or said
             self.node[index] = sequence[index] if sequence[index] >= 0 else seq
 
     def _link_backward(self) -> None:
@@ -122,7 +124,7 @@ class _Surroundings:
             if origin == NONE:
                 continue
             self.module[index] = self.module[origin]
-            if self.category[origin] in WHOLE:
+            if self.category[origin] in WHOLE and self.category[index] != COMMUNICATION:
                 self.category[index] = self.category[origin]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hotlap.base.errors import UsageError
 from hotlap.base.format import format_count, format_number
+from hotlap.measure.arms import parse_arm
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer
 from hotlap.tools.report.lap import found_of
@@ -124,21 +128,45 @@ def _bench_again(record: RunRecord, processes: int) -> str:
 
 
 def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
-    """The last profile's advice that no lap has put to the test, and that held where its own check did."""
-    last: dict[str, Any] = {}
+    """The last profile's advice that no lap put to the test, no search chose, and that held where it was checked."""
+    last: RunRecord | None = None
     for record in records:
         found = record.extra.get("profile")
         if record.kind == "profile" and isinstance(found, dict) and found.get("analysis"):
-            last = found
+            last = record
+    if last is None:
+        return
     tested = {piece.get("name") for record in records for piece in found_of(record).get("advice") or []}
-    for row in (last.get("advice") or [])[:3]:
+    for row in (last.extra["profile"].get("advice") or [])[:3]:
         measured = row.get("measured")
-        if row.get("name") in tested:
+        if row.get("name") in tested or _is_chosen(str(row.get("arm") or ""), last, records):
             continue
         if row.get("right") is False or (measured is not None and measured < 1):
             continue
         gain = f"measured {format_number(measured)}x" if measured else f"about {format_number(row['gain'])}x, estimated"
         yield Answer(text=f"Try {row['name']}: {gain}. {row['why']}", command=row.get("command") or "")
+
+
+def _is_chosen(advised: str, profiled: RunRecord, records: Sequence[RunRecord]) -> bool:
+    """Whether a search has changed every setting of the profiled arm that the advised one would change."""
+    subject = [profiled.config.get(key) for key in ("target", "mode")]
+    for record in records:
+        winner = (record.extra.get("tune") or {}).get("winner")
+        if not winner or not advised or [record.config.get(key) for key in ("target", "mode")] != subject:
+            continue
+        with contextlib.suppress(UsageError):  # an arm that this version does not know
+            today = _settings(str(profiled.config.get("arm")), profiled.config.get("batch"))
+            wanted = _settings(advised, profiled.config.get("batch")).items() - today.items()
+            changed = _settings(winner["arm"], winner["batch"]).items() - today.items()
+            if {key for key, _ in wanted} <= {key for key, _ in changed}:
+                return True
+    return False
+
+
+def _settings(arm: str, batch: int | None) -> dict[str, Any]:
+    """What an arm sets, its batch included."""
+    spec = parse_arm(arm)
+    return {**dataclasses.asdict(spec), "batch": spec.batch or batch}
 
 
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:

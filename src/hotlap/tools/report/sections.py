@@ -272,7 +272,8 @@ def method_sections(record: RunRecord) -> list[Section]:
         pairs = Pairs(pairs=tuple(values), has_source=True)
         blocks.append(Fold(title="Every setting and where it came from", blocks=(pairs,)))
     if record.path:
-        blocks.append(Words(text=f"Raw record, with every sample: {record.path}", style="quiet"))
+        what = "Raw record, with every sample" if record.measurements else "Raw record"
+        blocks.append(Words(text=f"{what}: {record.path}", style="quiet"))
     return section("How it was made", *blocks)
 
 

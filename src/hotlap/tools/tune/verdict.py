@@ -15,6 +15,9 @@ from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import CLOSE, numeric_class
 
+OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
+"""Said of a winner that its last run put behind another; a lap passes it on."""
+
 
 def give_verdict(
     config: TuneConfig,
@@ -68,7 +71,7 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
         return []
     first = ranked[0]
     return [
-        f"its last run, in a fresh process, was slower than its trials; {first.config} had {format_rate(first.rate)} "
+        f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} "
         "in its own. Other work on this machine may be why: search again when it is idle"
     ]
 
