@@ -59,7 +59,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
         max_body_bytes=int(config.max_body_mb * 2**20),
     )
     settings = AppSettings(guard=guard, max_files=config.max_files, drain_s=config.drain_s, runs=config.runs)
-    address = f"http://{config.host}:{door.getsockname()[1]}"
+    address = address_of(config.host, door.getsockname()[1])
 
     def on_ready() -> None:
         if service.is_ready:
@@ -80,6 +80,11 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
     finally:
         store.close()
     return _summary(service)
+
+
+def address_of(host: str, port: int) -> str:
+    """The address as a browser takes it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _said(service: Service, name: str) -> str:
