@@ -63,6 +63,16 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
     assert code == 4 and f"port = {port}" in " ".join(err.split())
 
 
+def test_answers_on_a_kept_connection_do_not_wait_for_the_client_to_confirm_their_head():
+    pytest.importorskip("fastapi")
+    from hotlap.web.server import _listen
+
+    with _listen("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+        taken, _ = door.accept()
+        with taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     code, _, err = run_cli(["serve", "unet"], capsys)
