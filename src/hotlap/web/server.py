@@ -134,6 +134,6 @@ def _listen(host: str, port: int) -> socket.socket:
             remedy="Choose another with --port, or 0 for any that is free",
         ) from error
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which those of create_server do
-    # not; without it the body of each answer on a connection that is kept waits 40 ms for the client to confirm its head.
+    # not; without it, on a connection that is kept, each answer's body waits 40 ms until the client confirms its head.
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return door
