@@ -37,6 +37,19 @@ def test_a_dry_run_shows_the_settings_and_serves_nothing(capsys):
     assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b.py:c"], 3, "127.0.0.1")
 
 
+def test_a_dry_run_does_not_show_the_token(capsys, monkeypatch):
+    monkeypatch.setenv("HOTLAP_TOKEN", "s3cret")
+    for flags in ([], ["--json"]):
+        code, out, err = run_cli(["serve", "unet", "--host", "0.0.0.0", "--dry-run", *flags], capsys)
+        assert (code, "s3cret" in out + err, "set, not shown" in out) == (0, False, True), out
+
+
+def test_the_address_of_ipv6_has_its_brackets():
+    from hotlap.web.server import address_of
+
+    assert (address_of("::1", 80), address_of("127.0.0.1", 80)) == ("http://[::1]:80", "http://127.0.0.1:80")
+
+
 def test_without_a_token_only_this_machine_may_be_served(capsys):
     code, _, err = run_cli(["serve", "unet", "--host", "0.0.0.0"], capsys)
     assert code == 2 and "host = '0.0.0.0' can be reached by others" in " ".join(err.split())
@@ -48,6 +61,16 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
         port = taken.getsockname()[1]
         code, _, err = run_cli(["serve", "unet", "--port", str(port)], capsys)
     assert code == 4 and f"port = {port}" in " ".join(err.split())
+
+
+def test_answers_on_a_kept_connection_do_not_wait_for_the_client_to_confirm_their_head():
+    pytest.importorskip("fastapi")
+    from hotlap.web.server import _listen
+
+    with _listen("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+        taken, _ = door.accept()
+        with taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
@@ -62,8 +85,9 @@ def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_took(tmp_path):
     (tmp_path / "own.py").write_text(MODEL)
     command = [sys.executable, "-m", "hotlap", "serve", "own.py:mlp", "--input", "8", "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
-        [*command, "--max-delay-ms", "1500"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [*command, "--max-delay-ms", "1500"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         heard = ""
         for line in process.stderr:
@@ -85,7 +109,7 @@ def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_took(tmp_path):
             thread.start()
         while 'requests_inside{model="mlp"} 3' not in urllib.request.urlopen(f"{address[0]}/metrics").read().decode():
             assert len(answers) < 4, "all were answered before the signal"
-        os.kill(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # as systemd does it: to the workers, too
         for thread in waiting:
             thread.join(60)
         out, err = process.communicate(timeout=60)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.data.picture_file import UnreadablePicture
+from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture
 from hotlap.data.white_picture import decode_white_picture, encode_gif, encode_jpeg, encode_png, read_white_picture
 
 Image = pytest.importorskip("PIL.Image", reason="reading images needs Pillow")
@@ -92,3 +92,27 @@ def test_what_is_encoded_can_be_decoded():
     assert (jpeg.int() - picture.int()).abs().max() < 30
     gif = Image.open(io.BytesIO(encode_gif(torch.stack([picture, 255 - picture]))))
     assert (gif.n_frames, gif.size, gif.info["loop"]) == (2, (16, 16), 0)
+
+
+def as_file(image, kind, **save):
+    out = io.BytesIO()
+    image.save(out, kind, **save)
+    return out.getvalue()
+
+
+def test_the_square_around_a_long_line_counts_as_its_pixels():
+    line = as_file(Image.new("1", (9000, 1)), "PNG")
+    with pytest.raises(PictureTooLarge, match="9000x1 pixels need a square of more than 64000000"):
+        decode_white_picture(line, 8, "a.png", 64_000_000)
+    bomb = as_file(Image.new("1", (60_000, 3_300)), "PNG")
+    with pytest.raises(PictureTooLarge, match="198000000 pixels"):
+        decode_white_picture(bomb, 8, "a.png", 64_000_000)
+
+
+def test_several_frames_and_numbers_that_are_none_are_refused():
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    with pytest.raises(UnreadablePicture, match="it is animated: 2 frames"):
+        decode_white_picture(as_file(frames[0], "GIF", save_all=True, append_images=frames[1:]), 8, "a.gif")
+    nan = as_file(Image.fromarray(np.full((4, 4), np.nan, np.float32)), "TIFF")
+    with pytest.raises(UnreadablePicture, match="it holds NaN or infinite pixels"):
+        decode_white_picture(nan, 8, "a.tif")

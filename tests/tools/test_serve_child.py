@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -110,3 +112,27 @@ def test_a_worker_that_hangs_or_cannot_load_is_told(tmp_path, spec):
             broken.start()
     finally:
         broken.stop()
+
+
+HURRIED = """
+import sys
+from hotlap.measure.servable import ModelSpec
+from hotlap.tools.serve.plan import make_servable
+from hotlap.tools.serve.runner import ChildRunner
+
+if __name__ == "__main__":
+    spec = ModelSpec(name="double", target=sys.argv[1], inputs=("2",), rows=4)
+    kept = ChildRunner("cpu", [spec], make_servable)
+    kept.start()
+    print(kept.pid)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_door_that_ends_without_stopping_its_worker_takes_it_along(spec, tmp_path):
+    (tmp_path / "hurried.py").write_text(HURRIED)
+    command = [sys.executable, str(tmp_path / "hurried.py"), spec.target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)

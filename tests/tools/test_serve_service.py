@@ -54,6 +54,14 @@ def test_bytes_come_back_as_json(serve):
     assert service.counters.value("requests_total", model="double", ended="ok") == 1
 
 
+def test_what_has_not_happened_yet_counts_as_0(serve):
+    service = serve(FakeRunner())
+    said = service.counters.text()
+    for name in ("shed_total", "expired_total", "oom_splits_total", "retried_total"):
+        assert f'hotlap_{name}{{model="double"}} 0\n' in said
+    assert f'hotlap_worker_deaths_total{{device="{service.workers[0].device}"}} 0\n' in said
+
+
 def test_many_clients_share_batches(serve):
     runner = GatedRunner(rows=8)
     service = serve(runner, max_delay_s=5.0)

@@ -51,7 +51,6 @@ def test_edited_objects_come_back_with_fresh_metrics(client):
     ("changes", "words"),
     [
         ({"width": 0}, "body.width"),
-        ({"width": 60_000, "height": 60_000}, "60000x60000 pixels"),
         ({"um_per_px": 0}, "body.um_per_px"),
         ({"objects": [{**SQUARE, "polygon": [[1, 2]]}]}, "body.objects.0.polygon"),
         ({"objects": [{**SQUARE, "polygon": [[1, 2, 3]] * 3}]}, "body.objects.0.polygon.0"),
@@ -63,6 +62,16 @@ def test_edited_objects_come_back_with_fresh_metrics(client):
 def test_wrong_objects_are_named(client, changes, words):
     answer = client.post("/api/v1/measure", json={**PICTURE, **changes})
     assert (answer.status_code, words in answer.json()["error"]) == (422, True), answer.text
+
+
+def test_more_than_is_measured_at_once_is_told_so(client):
+    whole = {"id": 1, "polygon": [[0, 0], [8000, 0], [8000, 8000], [0, 8000]]}
+    for changes, words in (
+        ({"width": 60_000, "height": 60_000}, "60000x60000 pixels"),
+        ({"width": 8000, "height": 8000, "objects": [{**whole, "id": n} for n in (1, 2)]}, "span 1.28e+08 pixels"),
+    ):
+        answer = client.post("/api/v1/measure", json={**PICTURE, **changes})
+        assert (answer.status_code, words in answer.json()["error"]) == (413, True), answer.text
 
 
 def test_every_format_that_is_listed_is_handed_out(client):

@@ -25,7 +25,32 @@ def test_a_token_is_asked_for_everywhere_but_where_health_is_asked():
             assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert client.get("/metrics").status_code == 401
         assert client.get("/openapi.json").status_code == 401
-        assert client.get("/api/v1/status", headers={"Authorization": "Bearer s3cret"}).status_code == 200
+        for scheme in ("Bearer", "bearer"):
+            assert client.get("/api/v1/status", headers={"Authorization": f"{scheme} s3cret"}).status_code == 200
+
+
+def test_a_token_may_hold_any_letters():
+    _, service = bright_service()
+    with client_of(service, token="geheim-ß") as client:
+        for token, status in (("geheim-ß", 200), ("geheim-s", 401)):
+            sent = {b"Authorization": f"Bearer {token}".encode()}
+            assert client.get("/api/v1/status", headers=sent).status_code == status
+
+
+def test_head_is_answered_like_get_without_its_body():
+    _, service = bright_service()
+    with client_of(service, token="s3cret") as client:
+        for path in ("/", "/docs", "/static/index.html", "/v2/health/live", "/v2/health/ready", "/healthz"):
+            asked, got = client.head(path), client.get(path)
+            assert (asked.status_code, asked.content) == (got.status_code, b"") == (200, b""), path
+            assert asked.headers["Content-Length"] == got.headers["Content-Length"] == str(len(got.content)), path
+        assert client.head("/metrics").status_code == 401
+        known = {"Authorization": "Bearer s3cret"}
+        assert client.head("/metrics", headers=known).status_code == 200
+        answer = client.head(SEGMENT, headers=known)
+        assert (answer.status_code, answer.headers["Allow"], answer.content) == (405, "POST", b"")
+        service.leaving = True
+        assert client.head("/v2/health/ready").status_code == 503
 
 
 def test_pages_of_other_sites_may_not_call_unless_they_are_listed():

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("fastapi")
 from web_fakes import bright_service, client_of, listening, picture
 
+from hotlap.base.errors import StorageError
+from hotlap.measure.servable import Decoded
 from hotlap.tools.serve.jobs import JobStore
 
 JOBS = "/api/v1/jobs"
@@ -123,3 +125,85 @@ def test_files_of_a_job_may_stand_in_line_for_longer_than_a_client_would_wait(op
             time.sleep(0.01)
     assert (status["done"], status["failed"]) == (6, 0)
     assert service.counters.value("expired_total") == 0
+
+
+def test_progress_passes_proxies_at_once_and_head_does_not_wait_for_its_end(open_store, no_hang):
+    import httpx2
+
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with listening(service, store=open_store()) as (host, port):
+        with httpx2.Client(base_url=f"http://{host}:{port}", timeout=20) as client:
+            job = begin(client, picture()).json()["id"]
+            assert runner.entered.wait(20)
+            asked = client.head(f"{JOBS}/{job}/events")
+            assert (asked.status_code, asked.headers["X-Accel-Buffering"]) == (200, "no")
+            assert asked.headers["Cache-Control"] == "no-store"
+            assert client.get(f"{JOBS}/{job}").json()["state"] == "running"
+        runner.gate.set()
+
+
+def test_a_full_disk_is_told(open_store, no_hang):
+    _, service = bright_service(max_delay_s=0.0)
+    store = open_store()
+    with client_of(service, store=store) as client:
+        store._rows("PRAGMA max_page_count = 1")  # as many as there are
+        full = begin(client, b"x" * 100_000)
+        assert (full.status_code, full.json()["kind"]) == (507, "StorageError"), full.text
+        assert "database or disk is full" in full.json()["error"]
+        store._rows("PRAGMA max_page_count = 1000000")
+        assert begin(client, b"x" * 100_000).status_code == 202
+
+
+@pytest.mark.parametrize("name", ["take", "finish"])
+def test_a_job_outlives_a_disk_that_was_full_for_a_while(open_store, no_hang, name, monkeypatch, caplog):
+    _, service = bright_service(max_delay_s=0.0)
+    store, refused = open_store(), []
+    change = getattr(store, name)
+
+    def full_at_first(*arguments):
+        if not refused:
+            refused.append(name)
+            raise StorageError("jobs cannot be kept: database or disk is full")
+        return change(*arguments)
+
+    monkeypatch.setattr(store, name, full_at_first)
+    with client_of(service, store=store) as client:
+        job = begin(client, picture()).json()["id"]
+        while client.get(f"{JOBS}/{job}").json()["state"] != "done":
+            time.sleep(0.01)
+        assert client.get(f"{JOBS}/{job}").json()["done"] == 1
+    assert refused == [name] and "database or disk is full" in caplog.text
+
+
+def test_the_files_of_a_job_leave_half_of_the_line_to_clients(open_store, no_hang):
+    runner, service = bright_service(max_delay_s=0.0, queue_rows=8)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+
+    class Tiles(type(service.servable("bright"))):
+        """Cuts each picture into three rows, as a large one is."""
+
+        def decode(self, body, options, signature):
+            decoded = super().decode(body, options, signature)
+            return Decoded(tuple(rows.repeat(3, 1, 1, 1) for rows in decoded.rows), decoded.facts)
+
+    service.servable("bright").__class__ = Tiles
+    deepest = 0
+    with client_of(service, store=open_store()) as client:
+        job = begin(client, *[picture()] * 8).json()["id"]
+        assert runner.entered.wait(20)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            deepest = max(deepest, service.line.depth("bright"))
+            time.sleep(0.01)
+        waiting = threading.Thread(target=client.post, args=("/api/v1/segment",), kwargs={"content": picture()})
+        waiting.start()
+        while service.line.depth("bright") <= deepest:
+            time.sleep(0.001)
+        runner.gate.set()
+        waiting.join(20)
+        while client.get(f"{JOBS}/{job}").json()["state"] != "done":
+            time.sleep(0.01)
+    assert 0 < deepest <= 4
+    assert service.counters.value("shed_total") == 0
+    assert service.counters.value("requests_total", ended="ok") == 9

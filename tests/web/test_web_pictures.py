@@ -58,10 +58,11 @@ def animated():
         (lambda: b"GIF89a but not really", 422, "'a.png' cannot be read"),
         (lambda: picture(size=(200, 200), kind="JPEG")[:200], 422, "'a.png' cannot be read"),
         (animated, 422, "'a.png' has 2 frames"),
-        (lambda: picture(1, (60_000, 1_100), mode="1"), 422, "60000x1100 pixels"),
+        (lambda: picture(1, (60_000, 1_100), mode="1"), 413, "60000x1100 pixels"),
+        (lambda: picture(1, (60_000, 3_300), mode="1"), 413, "198000000 pixels"),
         (lambda: b"x" * 2_000_000, 413, "larger than 1000000 bytes"),
     ],
-    ids=["empty", "text", "truncated", "animated", "huge", "body"],
+    ids=["empty", "text", "truncated", "animated", "huge", "huger", "body"],
 )
 def test_what_is_no_picture_is_told_so(client, body, status, words):
     answer = send(client, body())
@@ -96,7 +97,10 @@ def test_forms_that_are_none_are_refused(client):
     broken = client.post(SEGMENT, content=b"--nothing", headers={"content-type": "multipart/form-data"})
     assert broken.status_code == 400
     two = [("file", ("a.png", picture())), ("file", ("b.png", picture()))]
-    assert client.post(SEGMENT, files=two).status_code == 400
+    answer = client.post(SEGMENT, files=two)
+    assert (answer.status_code, "at most 1 in one request" in answer.json()["error"]) == (413, True), answer.text
+    many = client.post(SEGMENT, files=two[:1], data={f"field {n}": "1" for n in range(17)})
+    assert (many.status_code, "16" in many.json()["error"]) == (400, True), many.text
 
 
 def test_many_pictures_each_get_their_own_answer(client):
@@ -109,8 +113,19 @@ def test_many_pictures_each_get_their_own_answer(client):
 
 
 def test_too_many_files_are_refused(client):
-    answer = client.post(BATCH, files=[("files", (f"{i}.png", picture())) for i in range(9)])
-    assert (answer.status_code, "8" in answer.json()["error"]) == (400, True), answer.text
+    for num in (9, 30):
+        answer = client.post(BATCH, files=[("files", (f"{i}.png", picture())) for i in range(num)])
+        assert (answer.status_code, answer.json()["kind"]) == (413, "TooLarge"), answer.text
+        assert "at most 8 in one request" in answer.json()["error"]
+
+
+def test_a_photograph_with_its_preview_is_one_picture(client):
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (8, 4), "white").save(out, "MPO", save_all=True, append_images=[Image.new("RGB", (4, 2))])
+    said = send(client, out.getvalue())
+    assert (said.status_code, said.json()["width"]) == (200, 8), said.text
 
 
 def test_a_file_name_is_never_opened(client, tmp_path):

@@ -115,6 +115,8 @@ def test_wrong_requests_are_told_what_is_wrong(client, body, status, words):
 
 
 def test_a_header_length_that_lies_is_refused(client):
+    endless = client.post(INFER, content=b"{}", headers={"Inference-Header-Content-Length": "9" * 5000})
+    assert (endless.status_code, "a number up to 2" in endless.json()["error"]) == (422, True), endless.text
     answer = client.post(INFER, content=b"{}", headers={"Inference-Header-Content-Length": "999"})
     assert (answer.status_code, "= '999'" in answer.json()["error"]) == (422, True)
 

@@ -100,7 +100,9 @@ def test_wrong_requests_are_told(client):
         ("mesh", {"content": b"1"}, 422, "the body is no form"),
         ("render?model=pp", {"json": CAMERA}, 400, "model 'pp' answers with no picture"),
         ("render", {"content": b"{"}, 422, "the camera is not JSON"),
-        ("render", {"json": {**CAMERA, "width": 60_000, "height": 60_000}}, 422, "60000x60000"),
+        ("render", {"json": {**CAMERA, "width": 60_000, "height": 60_000}}, 413, "60000x60000"),
+        ("mesh", {"files": one * 9}, 413, "at most 8 in one request"),
+        ("mesh", {"files": [("files", ("a.png", picture(1, (60_000, 1), mode="1")))]}, 413, "60000x1 pixels"),
         ("segment?model=scene", {"content": json.dumps(CAMERA)}, 400, "answers with a file"),
     ):
         answer = client.post(f"/api/v1/{path}", **sent)

@@ -60,6 +60,10 @@ class DataError(UsageError):
     """A data file or folder is missing or malformed."""
 
 
+class TooLarge(DataError):
+    """What was given may be well-formed, and is more than is taken at once."""
+
+
 class EnvironmentUnusable(HotlapError):
     """This machine cannot do what was asked: no device, no library, a dead worker."""
 

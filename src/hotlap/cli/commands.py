@@ -275,10 +275,17 @@ def _stderr() -> Console:
 
 
 def _dry_run(request: Request, lines: list[str]) -> int:
-    """Every setting with where it came from, and what would be done; nothing is measured or written."""
+    """Every setting with where it came from, and what would be done; nothing is measured or written.
+
+    Of a secret it is shown only that it is set: what a dry run prints is pasted into tickets and logs.
+    """
     config, sources = request.resolved.config, request.resolved.sources
+    shown: dict[str, Any] = encode(config)
+    for field in dataclasses.fields(config):
+        if field.metadata.get("secret") and shown[field.name]:
+            shown[field.name] = "(set, not shown)"
     if request.common.json:
-        _print_json({"config": encode(config), "sources": sources, "plan": lines})
+        _print_json({"config": shown, "sources": sources, "plan": lines})
         return EXIT_OK
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "value", "from"):
@@ -286,7 +293,7 @@ def _dry_run(request: Request, lines: list[str]) -> int:
     for field in dataclasses.fields(config):
         keys = [key for key in sources if key == field.name or key.startswith(field.name + ".")]
         came = ", ".join(dict.fromkeys(sources[key] for key in keys))
-        table.add_row(field.name, Text(str(encode(getattr(config, field.name)))), Text(came))
+        table.add_row(field.name, Text(str(shown[field.name])), Text(came))
     console = make_console()
     console.print(table)
     for line in lines:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hotlap.base.errors import DataError
-from hotlap.data.picture_file import UnreadablePicture, require_pillow
+from hotlap.base.errors import DataError, TooLarge
+from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
 from hotlap.data.tiff import COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, pages_in
 
@@ -74,6 +74,8 @@ def pictures_in(
             yield Picture(path, None, _checked(_read_other(content, most_pixels), path))
     except UnreadablePicture:
         raise
+    except TooLarge as error:
+        raise PictureTooLarge(str(path), error.what) from error
     except DataError as error:
         raise UnreadablePicture(str(path), error.what) from error
     except _DAMAGE as error:
@@ -118,7 +120,7 @@ def _check_size(width: int, height: int, most_pixels: int) -> None:
     if width < 1 or height < 1:
         raise ValueError(f"it is {width}x{height} pixels")
     if width * height > most_pixels:
-        raise ValueError(f"{width}x{height} pixels are more than most_pixels = {most_pixels}")
+        raise TooLarge(f"{width}x{height} pixels are more than most_pixels = {most_pixels}")
 
 
 def _samples(image: Any) -> np.ndarray:  # [H, W, C]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.base.errors import DataError, EnvironmentUnusable, TooLarge
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -40,6 +40,10 @@ class UnreadablePicture(DataError):
 
     def __reduce__(self) -> tuple[type[UnreadablePicture], tuple[str, str]]:
         return type(self), (self.path, self.reason)
+
+
+class PictureTooLarge(UnreadablePicture, TooLarge):
+    """A file says that it holds more pixels than are unpacked."""
 
 
 def require_pillow() -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
+from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow, to_rgb
 
 ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 
@@ -26,24 +26,34 @@ def read_white_picture(path: Path, size: int) -> Tensor:  # [3, size, size] uint
         content = path.read_bytes()
     except OSError as error:
         raise UnreadablePicture(str(path), error.strerror or str(error)) from error
-    if not content:
-        raise UnreadablePicture(str(path), "the file is empty")
     return decode_white_picture(content, size, str(path))
 
 
 def decode_white_picture(
     content: bytes, size: int, where: str, most_pixels: int | None = None
 ) -> Tensor:  # [3, size, size] uint8
-    """The same of a file's content; ``where`` names it in errors. More than ``most_pixels`` are not unpacked."""
+    """The same of a file's content; ``where`` names it in errors. Nothing is unpacked of a picture that has more than
+    ``most_pixels``, or whose square would: a line of a few bytes may be 60,000 pixels long.
+    """
     image_module = require_pillow()
+    if not content:
+        raise UnreadablePicture(where, "the file is empty")
     try:
         image = image_module.open(io.BytesIO(content))
-        if most_pixels is not None and image.width * image.height > most_pixels:
-            raise ValueError(f"{image.width}x{image.height} pixels are more than {most_pixels}")
+        side = max(image.size)
+        if most_pixels is not None and side * side > most_pixels:
+            why = f"{image.width}x{image.height} pixels need a square of more than {most_pixels}"
+            raise PictureTooLarge(where, why)
+        if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a photograph with its preview
+            raise ValueError(f"it is animated: {image.n_frames} frames")
         image.load()
+        if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
+            raise ValueError("it holds NaN or infinite pixels")
         return _squared(image, size)
     except image_module.UnidentifiedImageError as error:
         raise UnreadablePicture(where, "no known picture format") from error
+    except image_module.DecompressionBombError as error:  # Pillow's own limit, met before ours can be asked
+        raise PictureTooLarge(where, str(error)) from error
     except (
         OSError,
         SyntaxError,
@@ -51,7 +61,6 @@ def decode_white_picture(
         EOFError,
         struct.error,
         zlib.error,
-        image_module.DecompressionBombError,
     ) as error:
         raise UnreadablePicture(where, str(error) or type(error).__name__) from error
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import DataError, HotlapError, UsageError
-from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
+from hotlap.base.errors import DataError, HotlapError, TooLarge, UsageError
+from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow, to_rgb
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import CLASSES, TENSORS, Decoded, ModelSpec, Rows, Signature, answer_head
 from hotlap.measure.weights import with_weights
@@ -81,6 +81,8 @@ def decode_picture(body: bytes, name: str, size: tuple[int, int]) -> tuple[Tenso
         raise
     except image_module.UnidentifiedImageError as error:
         raise UnreadablePicture(name, "no known picture format") from error
+    except image_module.DecompressionBombError as error:  # Pillow's own limit, met before ours can be asked
+        raise PictureTooLarge(name, str(error)) from error
     except Exception as error:  # a decoder may fail in any way on bytes made to break it
         raise UnreadablePicture(name, str(error) or type(error).__name__) from error
 
@@ -91,8 +93,8 @@ def _decode(image: Any, name: str, size: tuple[int, int]) -> tuple[Tensor, tuple
 
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise DataError(f"picture {name!r} has {width}x{height} pixels", expected=f"at most {MAX_PIXELS} in all")
-    if getattr(image, "n_frames", 1) > 1:
+        raise TooLarge(f"picture {name!r} has {width}x{height} pixels", expected=f"at most {MAX_PIXELS} in all")
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a photograph with its preview
         raise DataError(f"picture {name!r} has {image.n_frames} frames", expected="one", remedy="Send one frame")
     lying = image.getexif().get(_ORIENTATION, 1) in _LYING
     if image.format == "JPEG":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotlap.base.errors import DataError, UnknownName, did_you_mean
+from hotlap.base.errors import DataError, TooLarge, UnknownName, did_you_mean
 from hotlap.data.outline import Outline, Polygon
 from hotlap.segment.contours import covered, draw_outlines
 from hotlap.segment.exports import TABLES, picture_entry, picture_files, table
@@ -88,7 +88,7 @@ def _check_work(picture: EditedPicture) -> None:
     limit = np.array([picture.width, picture.height])
     drawn = sum(float(np.prod(np.minimum(side + 1, limit))) for side in sides)
     if drawn > MOST_DRAWN:
-        raise DataError(
+        raise TooLarge(
             f"the objects of {picture.file!r} span {drawn:.3g} pixels", expected=f"at most {MOST_DRAWN:.3g} in all"
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotlap.base.errors import ConfigError, DataError, UsageError
+from hotlap.base.errors import ConfigError, DataError, TooLarge, UsageError
 from hotlap.data.picture_file import require_pillow
 from hotlap.measure.servable import PICTURE, Decoded, FileAnswer, ModelSpec, Rows, Signature, TensorSpec
 from hotlap.splat.album import as_bytes
@@ -42,7 +42,8 @@ class LoadedScene:
     def begin(self, parts: Sequence[Rows]) -> Callable[[], Rows]:
         height, width = parts[0][2].shape[1:3]
         if not 0 < height * width <= MOST_PIXELS:
-            raise UsageError(f"a picture of {width}x{height} pixels", expected=f"1 to {MOST_PIXELS} in all")
+            kind = TooLarge if height * width else UsageError
+            raise kind(f"a picture of {width}x{height} pixels", expected=f"1 to {MOST_PIXELS} in all")
         shots = [shot for poses, cameras, _ in parts for shot in zip(poses, cameras, strict=True)]
         drawn = [
             self._model.draw(pose.to(self._device), camera.to(self._device), int(height), int(width))
@@ -88,7 +89,7 @@ class SplatServable:
         shot = read_shot(said, "the camera")
         camera = shot.camera
         if camera.width * camera.height > MOST_PIXELS:
-            raise DataError(
+            raise TooLarge(
                 f"a picture of {camera.width}x{camera.height} pixels", expected=f"at most {MOST_PIXELS} in all"
             )
         with np.errstate(over="ignore"):

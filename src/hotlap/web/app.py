@@ -23,6 +23,7 @@ from hotlap.web.editing import editing_routes
 from hotlap.web.examples import add_examples
 from hotlap.web.faults import handle_fault
 from hotlap.web.guard import Guard, GuardSettings
+from hotlap.web.head import HeadAsGet
 from hotlap.web.job_routes import job_routes
 from hotlap.web.page import add_page
 from hotlap.web.pictures import picture_routes
@@ -93,6 +94,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["Retry-After", HEADER_LENGTH, "Content-Disposition"],
         )
+    app.add_middleware(HeadAsGet)
     add_page(app)
     add_examples(app, service)
     return app

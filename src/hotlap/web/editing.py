@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import TooLarge
 from hotlap.measure.served_workload import MAX_PIXELS
 from hotlap.web.protocol import FAULTS
 
@@ -82,7 +82,7 @@ def _edited(picture: DrawnPicture) -> Any:
     from hotlap.segment.edited import EditedObject, EditedPicture, make_polygon
 
     if picture.width * picture.height > MAX_PIXELS:
-        raise DataError(
+        raise TooLarge(
             f"picture {picture.file!r} has {picture.width}x{picture.height} pixels",
             expected=f"at most {MAX_PIXELS} in all",
         )

@@ -16,6 +16,8 @@ from hotlap.base.errors import (
     EnvironmentUnusable,
     HotlapError,
     OutOfMemory,
+    StorageError,
+    TooLarge,
     UnknownName,
     UsageError,
     WorkerDied,
@@ -34,9 +36,11 @@ STATUSES: tuple[tuple[type[HotlapError], int], ...] = (
     (DeadlineExceeded, 504),
     (TooManyRows, 413),
     (OutOfMemory, 413),
+    (TooLarge, 413),
     (UnknownName, 404),
     (DataError, 422),
     (UsageError, 400),
+    (StorageError, 507),
     (EnvironmentUnusable, 500),
 )
 """The first that fits decides."""

@@ -81,14 +81,16 @@ class Guard:
         if self._settings.only_loopback and host not in LOOPBACK:
             return 403, f"host = {headers.get('host', '')!r} is not this machine.", "WrongHost", {}
         origin = headers.get("origin", "")
-        same = _split(origin)[1] == headers.get("host")
-        if origin and not same and origin not in self._settings.origins and "*" not in self._settings.origins:
+        own = _split(origin)[1] == headers.get("host")
+        if origin and not own and origin not in self._settings.origins and "*" not in self._settings.origins:
             return 403, f"origin = {origin!r} may not call. --cors allows it.", "WrongOrigin", {}
         pages = ("/static/", "/docs/")
         public = scope["path"] in OPEN_PATHS or scope["path"].startswith(pages)
         if self._settings.token and not public and scope["method"] != "OPTIONS":
-            sent = headers.get("authorization", "").encode()
-            if not hmac.compare_digest(sent, f"Bearer {self._settings.token}".encode()):
+            scheme, _, sent = headers.get("authorization", "").partition(" ")
+            # Headers arrive as Latin-1, whatever they were sent as; the name of a scheme may be written in any case.
+            same = hmac.compare_digest(sent.encode("latin-1"), self._settings.token.encode())
+            if scheme.lower() != "bearer" or not same:
                 return (
                     401,
                     "A token is needed: 'Authorization: Bearer TOKEN'.",

@@ -14,9 +14,11 @@ from hotlap.base.errors import DataError, UnknownName
 from hotlap.tools.serve import Service
 from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
-from hotlap.web.pictures import MANY_FILES, read_files, read_options
-from hotlap.web.protocol import FAULTS
+from hotlap.web.pictures import JOB_FILES, read_files, read_form, read_options
+from hotlap.web.protocol import FAULTS, FULL
 
+LIVE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Lets no proxy keep events, nor hold them back until there are many."""
 LOOK_S = 0.25
 """How often a watched job is looked at."""
 
@@ -25,14 +27,14 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
     """The routes of one service."""
     routes = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
-    @routes.post("", status_code=202, openapi_extra=MANY_FILES, responses=FAULTS)
+    @routes.post("", status_code=202, openapi_extra=JOB_FILES, responses={**FAULTS, 507: FULL})
     async def begin(request: Request) -> dict[str, Any]:
         """Takes files to be run as there is room; they are on disk when this answers, and survive a restart."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
-        async with request.form(max_files=max_files, max_fields=16) as form:
+        async with read_form(request, max_files) as form:
             options = read_options(service, form)
-            files = await read_files(form, "files", max_files)
+            files = await read_files(form, "files")
         job = await asyncio.to_thread(store.add, options.model, options.given, files)
         runner.wake()
         return await asyncio.to_thread(store.status, job)
@@ -56,7 +58,7 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
     async def events(job: str) -> StreamingResponse:
         """The job's progress as server-sent events, until it is over or deleted, or the service shuts down."""
         await asyncio.to_thread(store.status, job)
-        return StreamingResponse(_progress(service, store, job), media_type="text/event-stream")
+        return StreamingResponse(_progress(service, store, job), media_type="text/event-stream", headers=LIVE)
 
     @routes.post("/{job}/cancel", responses={404: FAULTS[404]})
     async def cancel(job: str) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 
-from hotlap.base.errors import DataError, UsageError
+from hotlap.base.errors import DataError, TooLarge, UsageError
 from hotlap.tools.serve import Service
 from hotlap.web.faults import explain
 from hotlap.web.leaving import while_connected
@@ -32,10 +34,12 @@ _OPTIONS: dict[str, Any] = {
     "deadline_s": {"type": "number", "description": "Seconds after which the answer is not wanted any more."},
 }
 _FILE = {"type": "string", "format": "binary"}
+MOST_FIELDS = 16
+"""Of a form, beside its files."""
 
 
-def _form(files: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "required": list(files), "properties": {**files, **_OPTIONS}}
+def _form(files: Mapping[str, Any], others: Mapping[str, Any], options: Mapping[str, Any] = _OPTIONS) -> dict[str, Any]:
+    schema = {"type": "object", "required": list(files), "properties": {**files, **options}}
     return {"required": True, "content": {"multipart/form-data": {"schema": schema}, **others}}
 
 
@@ -44,7 +48,10 @@ _QUERY = [
     for name, said in _OPTIONS.items()
 ]
 SEGMENT = {"requestBody": _form({"file": _FILE}, {"image/*": {"schema": _FILE}}), "parameters": _QUERY}
-MANY_FILES = {"requestBody": _form({"files": {"type": "array", "items": _FILE}}, {})}
+_FILES = {"files": {"type": "array", "items": _FILE}}
+MANY_FILES = {"requestBody": _form(_FILES, {})}
+JOB_FILES = {"requestBody": _form(_FILES, {}, {k: v for k, v in _OPTIONS.items() if k != "deadline_s"})}
+"""Nobody waits for a job, so it has no deadline."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             options = _options(service, request.query_params)
             return _json(await while_connected(request, _answer(service, await request.body(), "upload", options)))
-        async with request.form(max_files=1, max_fields=16) as form:
-            (upload,) = _files(form, "file", 1)
+        async with read_form(request, 1) as form:
+            (upload,) = _files(form, "file")
             options = _options(service, {**request.query_params, **read_fields(form)})
             work = _answer(service, await upload.read(), upload.filename or "upload", options)
             return _json(await while_connected(request, work))
@@ -78,9 +85,9 @@ def picture_routes(service: Service, max_files: int) -> APIRouter:
         """Many pictures at once; each has its own answer or error, and one bad file costs no other."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
-        async with request.form(max_files=max_files, max_fields=16) as form:
+        async with read_form(request, max_files) as form:
             options = read_options(service, form)
-            named = await read_files(form, "files", max_files)
+            named = await read_files(form, "files")
             began = time.monotonic()
             work = asyncio.gather(*(_one_of_many(service, body, name, options) for name, body in named))
             results = await while_connected(request, _gathered(work))
@@ -137,6 +144,23 @@ def _summed_up(results: list[_One], seconds: float) -> Response:
     return _json(body)
 
 
+@asynccontextmanager
+async def read_form(request: Request, most: int) -> AsyncIterator[FormData]:
+    """The form of a request with at most ``most`` files; reading stops at the first that is too many."""
+    try:
+        form = await request.form(max_files=most, max_fields=MOST_FIELDS)
+    except HTTPException as error:
+        if not str(error.detail).startswith("Too many files"):
+            raise
+        raise TooLarge(
+            "the form has too many files", expected=f"at most {most} in one request", remedy="Send fewer at once"
+        ) from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
 def read_fields(form: FormData) -> dict[str, str]:
     """The fields of a form that are text."""
     return {key: value for key, value in form.items() if isinstance(value, str)}
@@ -147,18 +171,16 @@ def read_options(service: Service, form: FormData) -> Options:
     return _options(service, read_fields(form))
 
 
-async def read_files(form: FormData, field: str, most: int) -> list[tuple[str, bytes]]:
+async def read_files(form: FormData, field: str) -> list[tuple[str, bytes]]:
     """The files of a form, by name."""
-    found = _files(form, field, most)
+    found = _files(form, field)
     return [(upload.filename or f"file {i}", await upload.read()) for i, upload in enumerate(found)]
 
 
-def _files(form: FormData, field: str, most: int) -> list[UploadFile]:
+def _files(form: FormData, field: str) -> list[UploadFile]:
     found = [value for value in form.getlist(field) if isinstance(value, UploadFile)]
     if not found:
         raise DataError(f"the form has no file {field!r}", expected=f"a field {field!r} with a file in it")
-    if len(found) > most:
-        raise UsageError(f"{field} holds {len(found)} files", expected=f"at most {most}")
     return found
 
 

@@ -61,6 +61,7 @@ FAULTS: dict[int | str, dict[str, Any]] = {
     503: {"description": "Loading, restarting or shutting down; Retry-After says when to come back"},
     504: {"description": "The deadline passed"},
 }
+FULL: dict[str, Any] = {"description": "The disk has no room for jobs"}
 """What every route that runs a model may answer."""
 
 

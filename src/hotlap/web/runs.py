@@ -27,13 +27,14 @@ def run_routes(root: Path) -> APIRouter:
     """The routes of one folder of runs."""
     routes = APIRouter(prefix="/api/v1/runs", tags=["runs"])
     known: dict[Path, tuple[float, dict[str, Any]]] = {}
+    faults: dict[int | str, dict[str, Any]] = {status: FAULTS[status] for status in (400, 404, 422)}
 
     @routes.get("")
     async def runs() -> list[dict[str, Any]]:
         """The runs of this machine, newest first."""
         return await asyncio.to_thread(lambda: [_told(file, known) for file in list(find_runs(root))[:MOST]])
 
-    @routes.get("/{name}/{stamp}/report", response_class=HTMLResponse, responses={404: FAULTS[404], 422: FAULTS[422]})
+    @routes.get("/{name}/{stamp}/report", response_class=HTMLResponse, responses=faults)
     async def report(name: str, stamp: str) -> HTMLResponse:
         """A run's report; it is drawn where none was."""
         page = await asyncio.to_thread(_report, root, f"{name}/{stamp}")

@@ -13,7 +13,7 @@ from hotlap.base.errors import DataError, UsageError
 from hotlap.measure.servable import MESH, PICTURE, FileAnswer
 from hotlap.tools.serve import Service
 from hotlap.web.leaving import while_connected
-from hotlap.web.pictures import read_fields, read_files, read_number
+from hotlap.web.pictures import read_fields, read_files, read_form, read_number
 from hotlap.web.protocol import FAULTS
 
 MOST_VIEWS = 8
@@ -86,9 +86,9 @@ def scene_routes(service: Service) -> APIRouter:
         """The mesh of an object from its pictures: a form with 'files', and for models of several views 'cameras'."""
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise DataError("the body is no form", expected="multipart/form-data with a field 'files'")
-        async with request.form(max_files=MOST_VIEWS, max_fields=16) as form:
+        async with read_form(request, MOST_VIEWS) as form:
             fields = read_fields(form)
-            files = await read_files(form, "files", MOST_VIEWS)
+            files = await read_files(form, "files")
         options = {"pictures": files, "cameras": _cameras(fields), "format": fields.get("format") or "obj"}
         model = _model(service, fields, MESH)
         return await _file(request, service, model, b"", options, read_number(fields, "deadline_s", None))

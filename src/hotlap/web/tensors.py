@@ -37,9 +37,10 @@ def parse_infer(body: bytes, header_length: str | None, signature: Signature) ->
     """The request in a body; ``header_length`` is the length of its JSON where bytes follow."""
     head, tail = body, b""
     if header_length is not None:
-        if not header_length.isdecimal() or int(header_length) > len(body):
+        # Python reads no number of thousands of digits, and says so by an exception of its own.
+        if not header_length.isdecimal() or len(header_length) > 20 or int(header_length) > len(body):
             raise DataError(
-                f"Inference-Header-Content-Length = {header_length!r}", expected=f"a number up to {len(body)}"
+                f"Inference-Header-Content-Length = {_short(header_length)}", expected=f"a number up to {len(body)}"
             )
         head, tail = body[: int(header_length)], body[int(header_length) :]
     try:

@@ -41,7 +41,7 @@ class ServeConfig:
     """Address to listen on; another than this machine's own needs a token."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
-    token: str = ""
+    token: str = field(default="", metadata={"secret": True})
     """What clients must send as 'Authorization: Bearer TOKEN'; best given as HOTLAP_TOKEN."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may call, as https://lab.example."""

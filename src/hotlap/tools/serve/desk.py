@@ -7,12 +7,12 @@ handles of shared memory pass the door.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
 import os
 import queue
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from hotlap.base.errors import WorkerDied
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.passing import receive, send
-from hotlap.tools.serve.runner import MakeServable, told_error
+from hotlap.tools.serve.runner import MakeServable, leave_signals_to_the_door, told_error
 
 ATTEMPTS = 2
 """Desks that a picture may see die; then it is taken to be the cause, and refused."""
@@ -149,6 +149,7 @@ class _Process:
             target=_sit, args=(theirs, self._specs, self._make), daemon=True, name="hotlap desk"
         )
         self._process.start()
+        atexit.register(self._process.kill)  # it does not hear the SIGTERM that Python itself would send
         theirs.close()
         self._answer(limit_s)
 
@@ -178,6 +179,7 @@ class _Process:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        atexit.unregister(self._process.kill)
         self._process = self._pipe = None
 
 
@@ -198,7 +200,7 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     os.nice(NICER)
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first
+    leave_signals_to_the_door()
     torch.set_num_threads(1)
     keep_memory()
     desk: LocalDesk | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from hotlap.base.errors import HotlapError, UsageError
+from hotlap.base.errors import HotlapError, StorageError, UsageError
 from hotlap.tools.serve.jobs import JobStore, Work
 from hotlap.tools.serve.refusal import NotReady, QueueFull, ShuttingDown
 from hotlap.tools.serve.service import Service
@@ -38,7 +39,7 @@ class JobRunner:
                 self._woken.clear()
                 room = self._at_once - len(running)
                 ready = self._service.is_ready and room
-                taken = await asyncio.to_thread(self._store.take, room) if ready else []
+                taken = await self._stored(self._store.take, room) if ready else []
                 for work in taken:
                     task = asyncio.create_task(self._run_one(work))
                     running.add(task)
@@ -51,6 +52,15 @@ class JobRunner:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    async def _stored(self, change: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What a change of the store gives; tried until it works, for a disk that is full may have room again."""
+        while True:
+            try:
+                return await asyncio.to_thread(change, *arguments, **named)
+            except StorageError as error:
+                log.error("%s", error)
+                await asyncio.sleep(self._look_s)
+
     async def _wait(self) -> None:
         try:
             await asyncio.wait_for(self._woken.wait(), self._look_s)
@@ -60,18 +70,18 @@ class JobRunner:
     async def _run_one(self, work: Work) -> None:
         try:
             options: dict[str, Any] = {**work.options, "filename": work.name}
-            answer = await self._service.answer_json(work.model, work.body, options, DEADLINE_S)
+            answer = await self._service.answer_json(work.model, work.body, options, DEADLINE_S, behind=True)
         except (QueueFull, ShuttingDown, NotReady) as error:
             await asyncio.sleep(error.retry_after_s)
-            self._store.put_back(work)
+            await self._stored(self._store.put_back, work)
         except asyncio.CancelledError:
             self._store.put_back(work)
             raise
         except HotlapError as error:
             again = not isinstance(error, UsageError)
-            await asyncio.to_thread(self._store.fail, work, error.paragraph(), again=again)
+            await self._stored(self._store.fail, work, error.paragraph(), again=again)
         except Exception as error:  # one file must not stop the others; the log has the rest
             log.error("a file of job %s failed in a way that was not foreseen", work.job, exc_info=error)
-            await asyncio.to_thread(self._store.fail, work, "The service failed; its log says how.", again=False)
+            await self._stored(self._store.fail, work, "The service failed; its log says how.", again=False)
         else:
-            await asyncio.to_thread(self._store.finish, work, answer)
+            await self._stored(self._store.finish, work, answer)

@@ -60,8 +60,8 @@ class JobStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.executescript(_SCHEMA)
-            with self._changing() as db:  # whoever was running these is gone
-                db.execute("UPDATE files SET state = 'waiting' WHERE state = 'running'")
+            # Whoever was running these is gone.
+            self._db.execute("UPDATE files SET state = 'waiting' WHERE state = 'running'")
         except (OSError, sqlite3.Error) as error:
             raise StorageError(
                 f"jobs = {str(path)!r} cannot be opened: {error}",
@@ -71,17 +71,28 @@ class JobStore:
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
         """All of the changes inside, or none."""
-        with self._lock:
+        with self._lock, self._told():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite itself has ended it where the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turns what SQLite says into an error of ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"jobs cannot be kept: {error}", remedy="Whoever runs the service must make room on the disk of --jobs"
+            ) from error
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._lock:
+        with self._lock, self._told():
             return self._db.execute(query, values).fetchall()
 
     def add(self, model: str, options: Mapping[str, Any], files: Sequence[tuple[str, bytes]]) -> str:

@@ -93,6 +93,11 @@ class Line:
         """Rows of ``model`` that wait."""
         return self._rows.get(model, 0)
 
+    def has_room_behind(self, model: str, rows: int) -> bool:
+        """Whether half of the line stays free with ``rows`` in it; more than that half may only enter an empty line."""
+        waiting = self._rows[model]
+        return not waiting or waiting + rows <= self._settings[model].queue_rows // 2
+
     def join(self, tickets: list[Ticket]) -> None:
         """Puts the tickets of one request in line: all of them, or none with the reason."""
         model, rows = tickets[0].model, sum(t.num_rows for t in tickets)

@@ -6,6 +6,7 @@ nothing any more, then costs one restart; the door goes on, and its interpreter 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
@@ -151,6 +152,7 @@ class ChildRunner:
             name=f"hotlap {self.device}",
         )
         self._process.start()
+        atexit.register(self._process.kill)  # it does not hear the SIGTERM that Python itself would send
         theirs.close()
         signatures: dict[str, Signature] = self._answer(self._start_s, "loading its models")[0]
         self._asked = queue.SimpleQueue()
@@ -218,6 +220,7 @@ class ChildRunner:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        atexit.unregister(self._process.kill)
         self._process = self._pipe = self._reader = None
 
 
@@ -227,7 +230,7 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
     One thread takes questions and starts on them, the other waits for results and sends them: a card computes one
     batch while the one before it is on its way out and the next one on its way in.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the door, which drains first
+    leave_signals_to_the_door()
     begun: queue.SimpleQueue[_Begun] = queue.SimpleQueue()
     threading.Thread(target=_send_answers, args=(pipe, begun, device), daemon=True).start()
     runner: LocalRunner | None = None
@@ -243,6 +246,16 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a model raises is told; only a broken device ends us
                 begun.put((_raising(error), 0.0))
+
+
+def leave_signals_to_the_door() -> None:
+    """Lets neither Ctrl-C nor SIGTERM end this process: the door drains first, and then closes the pipe.
+
+    Both may be sent to all processes of a service at once, by a terminal and by systemd; a child that died of it would
+    have to be started again for what was accepted.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _loaded(device: str, specs: Sequence[ModelSpec], make: MakeServable) -> LocalRunner:

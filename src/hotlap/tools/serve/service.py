@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger("hotlap.serve")
+LOOK_S = 0.02
+"""How often work that nobody waits for looks whether there is room for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,15 @@ class Service:
         for name in servables:  # a monitor sees no rise of what was not there before
             for counter in ("shed_total", "expired_total", "oom_splits_total", "retried_total"):
                 self.counters.count(counter, 0.0, model=name)
+        for runner in runners:
+            self.counters.count("worker_deaths_total", 0.0, device=runner.device)
         self.workers = [
             DeviceWorker(runner, self.line, self.counters, clock=clock, sleep=sleep, on_change=self._workers_changed)
             for runner in runners
         ]
         self._pool = ThreadPoolExecutor(self.settings.pool_threads, thread_name_prefix="hotlap-door")
+        # Decoded pictures that wait for room are held in memory: no more than the pool can make at a time.
+        self._behind = asyncio.Semaphore(self.settings.pool_threads)
         self._desk = desk or LocalDesk(servables)
         self._desk_ready, self._desk_failed = False, ""
         self._changed = threading.Condition()
@@ -161,10 +167,19 @@ class Service:
         return answer
 
     async def answer_json(
-        self, model: str, body: bytes, options: Mapping[str, Any] | None = None, deadline_s: float | None = None
+        self,
+        model: str,
+        body: bytes,
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        *,
+        behind: bool = False,
     ) -> bytes:
-        """The same as JSON text, with ``seconds``: where the time went. It is never taken apart in this process."""
-        said, seconds = await self._answered(model, body, options or {}, deadline_s)
+        """The same as JSON text, with ``seconds``: where the time went. It is never taken apart in this process.
+
+        ``behind`` is for what nobody waits for: it stands back until half of the line stays free for others.
+        """
+        said, seconds = await self._answered(model, body, options or {}, deadline_s, behind)
         text = _as_text(model, said)
         comma = b"," if text != b"{}" else b""
         return b"".join([b'{"seconds":', json.dumps(seconds).encode(), comma, memoryview(text)[1:]])
@@ -179,13 +194,16 @@ class Service:
         return said
 
     async def _answered(
-        self, model: str, body: bytes, options: Mapping[str, Any], deadline_s: float | None
+        self, model: str, body: bytes, options: Mapping[str, Any], deadline_s: float | None, behind: bool = False
     ) -> tuple[bytes | FileAnswer, dict[str, float]]:
         self.servable(model)
         signature, marks = self.signature(model), [self._clock()]
         async with self._request(model, deadline_s) as deadline:
-            decoded: Decoded = await self._aside("decode", model, body, options, signature)
-            marks.append(self._clock())
+            async with self._behind if behind else contextlib.nullcontext():
+                decoded: Decoded = await self._aside("decode", model, body, options, signature)
+                marks.append(self._clock())
+                while behind and not self.line.has_room_behind(model, int(decoded.rows[0].shape[0])):
+                    await asyncio.sleep(LOOK_S)
             out = await self._through(model, decoded.rows, deadline)
             marks.append(self._clock())
             said: bytes | FileAnswer = await self._aside("finish", model, out, decoded.facts, options)
