@@ -18,8 +18,8 @@ from hotlap.kernels.splat.cuda_room import Key, needed_by_graphs
 from hotlap.kernels.splat.frame import INPUTS, TILE, View
 
 FEW_SPLATS = 2**18
-"""Up to so many, over all cameras, the pixels' sums have memory of their own, 36 bytes a splat: the projection clears it,
-and the backward pass has a kernel less to launch."""
+"""Up to so many, over all cameras, the pixels' sums have memory of their own, 36 bytes a splat: the projection clears
+it, and the backward pass has a kernel less to launch."""
 BASES = (*INPUTS, "image", "alphas", "means2d", "facts", "kept", "now", "told", "needed")
 """The pieces of memory that a frame is drawn with, in the order in which their addresses are told."""
 
