@@ -18,9 +18,10 @@ def outlines(labels: np.ndarray, *, tolerance: float = 0.0, rings: Rings | None 
     would be left with fewer than three corners stays as it was. ``rings`` are what ``trace`` gives, where it is known.
     """
     points, starts, owners = rings = trace(labels) if rings is None else rings
-    areas = ring_areas(points, starts)
+    areas = ring_areas(points, starts).tolist()
     keep = _kept(points, starts, tolerance)
-    corners = [points[a:b][keep[a:b]].astype(np.float64) for a, b in itertools.pairwise(starts)]
+    kept, ends = points[keep].astype(np.float64), np.append(0, np.cumsum(keep))[starts].tolist()
+    corners = [kept[a:b] for a, b in itertools.pairwise(ends)]
     members: dict[int, list[int]] = {}
     for ring, owner in enumerate(owners.tolist()):
         members.setdefault(owner, []).append(ring)
@@ -40,7 +41,7 @@ def _kept(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarra
 
 
 def _parts(
-    numbers: list[int], rings: list[np.ndarray], areas: np.ndarray, points: np.ndarray, starts: np.ndarray
+    numbers: list[int], rings: list[np.ndarray], areas: list[float], points: np.ndarray, starts: np.ndarray
 ) -> tuple[Polygon, ...]:
     """Polygons of one object: each hole belongs to the smallest outer ring around it."""
     outers = [n for n in numbers if areas[n] > 0]
