@@ -58,7 +58,6 @@ static int first_bit(u32 mask) { return __builtin_ffs((int)mask) - 1; }
 static void add(float* at, float value) { *at += value; }
 static void add(int* at, int value) { *at += value; }
 static int fetch_add(int* at, int value) { const int before = *at; *at += value; return before; }
-static int read_fresh(const int* at) { return *at; }
 static int arrive_at(int* done) { return (*done)++; }
 static void raise_to(int* at, int value) { *at = std::max(*at, value); }
 static void tell_host(int* at, int value) { *at = value; }

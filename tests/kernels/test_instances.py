@@ -1,4 +1,4 @@
-"""Regions, depth, watershed, rings, hulls, sums: the compiled functions against the plain ones, both against facts."""
+"""Regions, depth, watershed, rings, holes, hulls, sums: the compiled functions against the plain ones, and facts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from hotlap.base.errors import ConfigError, KernelUnavailable, ShapeError
 from hotlap.kernels.instances import cpu, op
@@ -167,6 +168,33 @@ def test_simplified_rings_match_the_reference(case, tolerance):
 
 
 @each_case
+@each_impl
+def test_filled_labels_are_those_whose_holes_scipy_fills(case, impl):
+    labels = case.make()
+    which = np.unique(labels[labels > 0])[::2]  # in parts, in holes of others, without holes: all the same
+    got = op.filled(op.trace(labels), which, impl=impl)
+    assert got.shape == (len(which), 5)
+    for row, label in zip(got, which, strict=True):
+        whole = ndimage.binary_fill_holes(np.pad(labels == label, 1), np.ones((3, 3))).astype(np.int32)
+        totals, _ = op.sums(whole, np.zeros(whole.shape, np.float32), 1, impl="reference")
+        np.testing.assert_array_equal(row, totals[0, [0, 7, 8, 9, 10]])
+
+
+@each_case
+def test_holders_match_the_reference(case):
+    labels = case.make()
+    rings = op.trace(labels)
+    got, want = (op.holders(labels, rings, impl=impl) for impl in ("cpu", "reference"))
+    assert got.dtype == want.dtype == np.int32 and len(got) == labels.max(initial=0)
+    np.testing.assert_array_equal(got, want)
+
+
+@each_impl
+def test_the_innermost_hole_around_a_label_counts(impl):
+    assert op.holders(nested(), op.trace(nested()), impl=impl).tolist() == [0, 1, 2, 3]
+
+
+@each_case
 def test_hulls_match_the_reference(case):
     points, starts, _ = op.trace(case.make())
     got, want = op.hulls(points, starts, impl="cpu"), op.hulls(points, starts, impl="reference")
@@ -222,6 +250,22 @@ def test_more_runs_than_expected(monkeypatch):
     for name in ("depth", "regions"):
         got, want = (getattr(op, name)(mask, impl=impl) for impl in ("cpu", "reference"))
         np.testing.assert_array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("room", [0, 5, 200])
+def test_more_corners_than_expected(monkeypatch, room):
+    labels = blobs(40, 61, 25)
+    monkeypatch.setattr(cpu, "CORNERS", room)
+    for mine, theirs in zip(op.trace(labels, impl="cpu"), op.trace(labels, impl="reference"), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_sums_of_values_are_added_in_the_order_of_the_pixels():
+    values = np.random.default_rng(0).random((40, 61)).astype(np.float32)
+    labels = blobs(40, 61, 9)
+    totals, _ = op.sums(labels, values, 9, impl="cpu")
+    for label in range(1, 10):
+        assert totals[label - 1, 6] == sum(values[labels == label].tolist()), "to the last bit"
 
 
 def test_more_places_where_labels_meet_than_expected(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from hotlap.base.errors import ConfigError, ShapeError
 from hotlap.kernels.instances.cases import blobs, nested
-from hotlap.segment.objects import COLUMNS, as_row, measure_objects
+from hotlap.segment.objects import COLUMNS, measure_objects
 
 pytest.importorskip("numba")
 
@@ -91,7 +91,7 @@ def test_a_notched_square_is_neither_solid_nor_convex():
 
 def test_one_pixel_has_finite_metrics():
     (m,) = measure_objects(np.ones((1, 1), np.int32), np.full((1, 1), 0.25))
-    assert all(math.isfinite(value) for value in as_row(m) if not isinstance(value, str))
+    assert all(math.isfinite(value) for value in m if not isinstance(value, str))
     assert m.circularity == 1 and m.compactness == 1 and m.confidence == 0.25 and m.feret_max == math.sqrt(2)
 
 
@@ -112,7 +112,7 @@ def test_gaps_in_the_numbers_are_no_objects():
     got = measure_objects(labels)
     assert [(m.label, m.area, m.feret_min) for m in got] == [(3, 4, 2), (7, 9, 3)]
     assert math.isnan(got[0].confidence) and measure_objects(np.zeros((4, 4), np.int32)) == []
-    assert len(as_row(got[0])) == len(COLUMNS)
+    assert got[0]._fields == COLUMNS
 
 
 def test_wrong_input_is_named():

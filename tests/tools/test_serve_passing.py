@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from hotlap.tools.serve.passing import receive, send
+from hotlap.tools.serve.passing import put, receive, send
 
 
 @pytest.fixture
@@ -37,6 +37,20 @@ def test_tensors_keep_values_layout_and_memory(pipe):
     assert torch.equal(part, rows[1:3])
     rows[1, 0] = 9.0
     assert part[0, 0] == 9.0, "one memory, seen twice"
+
+
+def test_what_is_put_into_shared_memory_is_sent_as_it_lies_there(pipe):
+    here, there = pipe
+    before = open_files()
+    picture = torch.arange(240, dtype=torch.uint8).reshape(2, 10, 4, 3).permute(0, 3, 1, 2)[1:]
+    shared, nothing = put(picture), put(torch.empty(0, 3))
+    assert torch.equal(shared, picture) and shared.stride() == picture.stride() and nothing.shape == (0, 3)
+    send(here, shared)
+    got = receive(there)
+    shared[0, 0, 0, 0] = 7
+    assert got[0, 0, 0, 0] == 7 and picture[0, 0, 0, 0] == 120, "one memory, seen twice, and not where it came from"
+    del shared, got
+    assert open_files() <= before
 
 
 def test_many_tensors_go_at_once_and_no_file_stays_open(pipe):

@@ -20,6 +20,8 @@ from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
 
 JPEG = b"\xff\xd8"
 """The first bytes of such a file."""
+MOST_WORKERS = 6
+"""Threads that decode: they share the interpreter's lock, and on 16 cores more of them only waited for one another."""
 _SLOTS = 2
 """Batches in host memory: one is being copied while the next is being decoded."""
 
@@ -36,12 +38,12 @@ class ManyPictures:
         workers: int = 0,
         dtype: torch.dtype | None = torch.bfloat16,
     ) -> None:
-        """Pictures are scaled to ``size``. ``workers`` threads decode, 0 for as many as there are cores; ``dtype`` is
-        autocast's, None for none.
+        """Pictures are scaled to ``size``. ``workers`` threads decode, 0 for as many as there are cores, up to 6;
+        ``dtype`` is autocast's, None for none.
         """
         self._model, self._batch, self._dtype = model.eval(), batch, dtype
         self._device = model.mesh.vertices.device
-        self._workers = workers or os.cpu_count() or 1
+        self._workers = workers or min(os.cpu_count() or 1, MOST_WORKERS)
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="hotlap-decode")
         on_card = self._device.type == "cuda"
         shape = (batch, size, size, 3)

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 
 from hotlap.data.outline import Outline, Polygon
-from hotlap.kernels.instances.op import simplify, trace
-from hotlap.kernels.instances.reference import Rings
+from hotlap.kernels.instances.op import holders, simplify, trace
+from hotlap.kernels.instances.reference import Rings, ring_areas
 
 
 def outlines(labels: np.ndarray, *, tolerance: float = 0.0, rings: Rings | None = None) -> list[Outline]:  # [H, W]
@@ -17,28 +17,19 @@ def outlines(labels: np.ndarray, *, tolerance: float = 0.0, rings: Rings | None 
     A tolerance, in pixels, is how far a left-out corner may lie from the line (Douglas and Peucker). A ring that
     would be left with fewer than three corners stays as it was. ``rings`` are what ``trace`` gives, where it is known.
     """
-    points, starts, owners = trace(labels) if rings is None else rings
-    areas = ring_areas(points, starts)
+    points, starts, owners = rings = trace(labels) if rings is None else rings
+    areas = ring_areas(points, starts).tolist()
     keep = _kept(points, starts, tolerance)
-    corners = [points[a:b][keep[a:b]].astype(np.float64) for a, b in itertools.pairwise(starts)]
+    kept, ends = points[keep].astype(np.float64), np.append(0, np.cumsum(keep))[starts].tolist()
+    corners = [kept[a:b] for a, b in itertools.pairwise(ends)]
     members: dict[int, list[int]] = {}
     for ring, owner in enumerate(owners.tolist()):
         members.setdefault(owner, []).append(ring)
-    inside = _inside(labels, points, starts, owners, areas)
+    inside = holders(labels, rings).tolist()
     return [
-        Outline(label, _parts(numbers, corners, areas, points, starts), inside.get(label, 0))
+        Outline(label, _parts(numbers, corners, areas, points, starts), inside[label - 1])
         for label, numbers in sorted(members.items())
     ]
-
-
-def ring_areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [R] float64
-    """Each ring's area by the shoelace formula; below 0 for a hole."""
-    if len(starts) < 2:
-        return np.zeros(0)
-    following = np.arange(1, len(points) + 1)
-    following[starts[1:] - 1] = starts[:-1]
-    cross = points[:, 0] * points[following, 1] - points[:, 1] * points[following, 0]
-    return np.add.reduceat(cross, starts[:-1]) / 2
 
 
 def _kept(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:  # [P] bool
@@ -50,7 +41,7 @@ def _kept(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarra
 
 
 def _parts(
-    numbers: list[int], rings: list[np.ndarray], areas: np.ndarray, points: np.ndarray, starts: np.ndarray
+    numbers: list[int], rings: list[np.ndarray], areas: list[float], points: np.ndarray, starts: np.ndarray
 ) -> tuple[Polygon, ...]:
     """Polygons of one object: each hole belongs to the smallest outer ring around it."""
     outers = [n for n in numbers if areas[n] > 0]
@@ -78,23 +69,6 @@ def _contains(ring: np.ndarray, spot: np.ndarray) -> bool:
     height = np.where(to_y == y, 1, to_y - y)
     at = x + (spot[1] - y) * (to_x - x) / height
     return bool(np.count_nonzero(crosses & (at > spot[0])) % 2)
-
-
-def _inside(
-    labels: np.ndarray, points: np.ndarray, starts: np.ndarray, owners: np.ndarray, areas: np.ndarray
-) -> dict[int, int]:
-    """For each object that lies in a hole, the object whose hole it is: of several around it, the innermost."""
-    holes = np.flatnonzero(areas < 0)
-    found: dict[int, tuple[float, int]] = {}
-    for n in holes.tolist():
-        ring = points[starts[n] : starts[n + 1]]
-        (left, top), (right, bottom) = ring.min(0), ring.max(0)
-        within = filled(ring, (int(bottom - top), int(right - left)), (int(left), int(top)))
-        there = np.unique(labels[top:bottom, left:right][within])
-        for label in there[there > 0].tolist():
-            if label != owners[n] and -areas[n] < found.get(label, (np.inf, 0))[0]:
-                found[label] = (-areas[n], int(owners[n]))
-    return {label: owner for label, (_, owner) in found.items()}
 
 
 def filled(ring: np.ndarray, shape: tuple[int, int], corner: tuple[int, int] = (0, 0)) -> np.ndarray:  # [H, W] bool

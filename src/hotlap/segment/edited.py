@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 import zipfile
@@ -98,8 +97,8 @@ def _measure(one: EditedObject, picture: EditedPicture) -> ObjectMetrics | None:
     if not mask.any():
         return None
     (found,) = measure_objects(mask.astype(np.int32), um_per_px=picture.um_per_px)
-    return dataclasses.replace(
-        found, label=one.id, x_px=found.x_px + left, y_px=found.y_px + top, left_px=found.left_px + left,
+    return found._replace(
+        label=one.id, x_px=found.x_px + left, y_px=found.y_px + top, left_px=found.left_px + left,
         top_px=found.top_px + top, confidence=one.confidence,
     )  # fmt: skip
 
@@ -140,7 +139,7 @@ def _segmented(picture: EditedPicture) -> Segmented:
         Polygon(one.part.outer.clip(0, size), tuple(hole.clip(0, size) for hole in one.part.holes)) for one, _ in kept
     ]
     outlines = [Outline(number, (part,)) for number, part in enumerate(parts, start=1)]
-    objects = [dataclasses.replace(found, label=number) for number, (_, found) in enumerate(kept, start=1)]
+    objects = [found._replace(label=number) for number, (_, found) in enumerate(kept, start=1)]
     return Segmented(draw_outlines(outlines, (picture.height, picture.width)), outlines, objects)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from hotlap.data.object_table import write_csv, write_xlsx
 from hotlap.data.tiff import write_tiff
 from hotlap.data.yolo_seg import write_yolo
 from hotlap.records.run import write_atomic
-from hotlap.segment.objects import COLUMNS, as_row
+from hotlap.segment.objects import COLUMNS
 from hotlap.segment.overlay import draw_overlay, encode_png
 from hotlap.segment.predict import Segmented
 
@@ -46,14 +45,14 @@ def picture_files(
         elif kind == "roi":
             made[f"roi/{name}.zip"] = write_rois(found.outlines)
         elif kind == "geojson":
-            measured = {m.label: dataclasses.asdict(m) for m in found.objects}
+            measured = {m.label: m._asdict() for m in found.objects}
             made[f"geojson/{name}.geojson"] = write_geojson(found.outlines, measured, category)
     return made
 
 
 def picture_entry(name: str, file_name: str, found: Segmented, formats: Iterable[str]) -> dict[str, Any]:
     """What the files of all pictures need to know of one."""
-    entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [as_row(m) for m in found.objects]}
+    entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [tuple(m) for m in found.objects]}
     if "coco" in formats:
         image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects])
         entry["coco"] = coco_image(image, 0, 0)

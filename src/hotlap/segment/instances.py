@@ -56,7 +56,8 @@ def split(
     labels = watershed(levels, seeds, mask)
     if config.merge < 1:
         labels = merge(labels, heights, config.merge)
-    return renumber(_with_the_rest(mask, labels, num_seeds), config.min_area)
+    _add_the_rest(mask, labels, num_seeds)
+    return renumber(labels, config.min_area)
 
 
 def _check(maps: np.ndarray, names: tuple[str, ...]) -> None:
@@ -78,10 +79,8 @@ def _heights(maps: np.ndarray, names: tuple[str, ...], config: SplitConfig) -> n
     return depth(maps[names.index(FOREGROUND)] >= config.threshold)
 
 
-def _with_the_rest(mask: np.ndarray, labels: np.ndarray, num_seeds: int) -> np.ndarray:
-    """Labels with one more for each part of the mask that no seed has reached: its core is low, but it is there."""
+def _add_the_rest(mask: np.ndarray, labels: np.ndarray, num_seeds: int) -> None:
+    """Gives each part of the mask that no seed has reached a label of its own: its core is low, but it is there."""
     rest = mask & (labels == 0)
-    if not rest.any():
-        return labels
-    more, _ = regions(rest)
-    return np.where(rest, more + np.int32(num_seeds), labels)
+    if rest.any():
+        np.add(regions(rest)[0], np.int32(num_seeds), out=labels, where=rest)

@@ -7,21 +7,20 @@ the convex hull of the pixels' corners, so that a row of ten pixels is ten long 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hotlap.base.errors import ConfigError, ShapeError
-from hotlap.kernels.instances.op import hulls, sums, trace
-from hotlap.kernels.instances.reference import Rings
-from hotlap.segment.contours import ring_areas
+from hotlap.kernels.instances.op import filled, hulls, sums, trace
+from hotlap.kernels.instances.reference import Rings, ring_areas
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObjectMetrics:
-    """One object; lengths and areas are in ``unit``, positions always in pixels."""
+class ObjectMetrics(NamedTuple):
+    """One object; lengths and areas are in ``unit``, positions always in pixels.
+
+    A tuple, since making hundreds of frozen dataclasses takes as long as measuring the pixels.
+    """
 
     label: int
     """Its number in the label picture."""
@@ -79,8 +78,7 @@ class ObjectMetrics:
     """Mean probability of its pixels."""
 
 
-COLUMNS = tuple(field.name for field in fields(ObjectMetrics))
-_ROW = attrgetter(*COLUMNS)
+COLUMNS = ObjectMetrics._fields
 
 
 def measure_objects(
@@ -100,16 +98,19 @@ def measure_objects(
         raise ShapeError(
             f"probability is {list(probability.shape)}", expected=f"the size of the labels, {list(labels.shape)}"
         )
-    num = int(labels.max(initial=0))
+    points, starts, owners = rings = trace(labels) if rings is None else rings
     values = np.full(labels.shape, np.nan, np.float32) if probability is None else probability
-    totals, spans = sums(labels, values, num)
-    points, starts, owners = trace(labels) if rings is None else rings
+    totals, spans = sums(labels, values, int(owners.max(initial=0)))
     present = np.flatnonzero(totals[:, 0])
     feret = _feret(points, starts, owners, present + 1)
-    holes = _holes(labels, points, starts, owners, spans)
-    columns = _columns(present + 1, totals[present], spans[present], feret, holes, um_per_px or 1.0)
+    num_holes = np.bincount(owners[ring_areas(points, starts) < 0], minlength=len(totals) + 1)[1:]
+    holed = np.flatnonzero(num_holes)
+    whole = totals[:, [0, 7, 8, 9, 10]]
+    whole[holed] = filled(rings, holed + 1)
+    columns = _columns(present + 1, totals[present], spans[present], feret, whole[present], um_per_px or 1.0)
+    columns["num_holes"] = num_holes[present].tolist()
     columns["unit"] = ["um" if um_per_px else "px"] * len(present)
-    return [ObjectMetrics(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    return [ObjectMetrics._make(row) for row in zip(*(columns[name] for name in COLUMNS), strict=True)]
 
 
 def _feret(points: np.ndarray, starts: np.ndarray, owners: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [L, 5]
@@ -118,31 +119,6 @@ def _feret(points: np.ndarray, starts: np.ndarray, owners: np.ndarray, labels: n
     order = np.argsort(whose, kind="stable")
     grouped = np.searchsorted(whose[order], np.append(labels, np.iinfo(np.int32).max))
     return hulls(np.ascontiguousarray(points[order]), grouped.astype(np.int64))
-
-
-@dataclass(frozen=True)
-class _Filled:
-    """An object with its holes filled."""
-
-    num_holes: int
-    area: float
-    crofton: float
-
-
-def _holes(
-    labels: np.ndarray, points: np.ndarray, starts: np.ndarray, owners: np.ndarray, spans: np.ndarray
-) -> dict[int, _Filled]:
-    """The objects that have holes, filled."""
-    from scipy import ndimage
-
-    counts = np.bincount(owners[ring_areas(points, starts) < 0], minlength=1)
-    found = {}
-    for label in np.flatnonzero(counts).tolist():
-        left, right, top, bottom = spans[label - 1, :4].tolist()
-        whole = ndimage.binary_fill_holes(labels[top : bottom + 1, left : right + 1] == label, np.ones((3, 3)))
-        totals, _ = sums(whole.astype(np.int32), np.zeros(whole.shape, np.float32), 1)
-        found[label] = _Filled(int(counts[label]), float(totals[0, 0]), float(_crofton(totals[0, 7:11])))
-    return found
 
 
 def _crofton(runs: np.ndarray) -> np.ndarray:  # [..., 4] -> [...]
@@ -155,17 +131,14 @@ def _columns(
     totals: np.ndarray,
     spans: np.ndarray,
     feret: np.ndarray,
-    holes: dict[int, _Filled],
+    whole: np.ndarray,
     scale: float,
 ) -> dict[str, list[Any]]:
-    """Each metric of all objects."""
+    """Each metric of all objects; ``whole`` are the pixels and runs of each with its holes filled."""
     area, x, y, xx, yy, xy, value = totals[:, :7].T
     left, right, top, bottom = spans[:, :4].T
     with_holes = _crofton(totals[:, 7:11])
-    holed = [holes.get(label) for label in labels.tolist()]
-    whole = np.array([h.area if h else np.nan for h in holed])
-    outer = np.array([h.crofton if h else np.nan for h in holed])
-    whole, outer = np.where(np.isnan(whole), area, whole), np.where(np.isnan(outer), with_holes, outer)
+    outer = _crofton(whole[:, 1:])
     major, minor = _axes(xx / area - (x / area) ** 2, yy / area - (y / area) ** 2, xy / area - x * y / area**2)
     # Each row, column and diagonal that a convex object reaches holds one run.
     reach = np.stack([bottom - top, right - left, spans[:, 7] - spans[:, 6], spans[:, 5] - spans[:, 4]], axis=1) + 1
@@ -173,7 +146,7 @@ def _columns(
     made = {
         "label": labels, "x_px": x / area + 0.5, "y_px": y / area + 0.5, "left_px": left, "top_px": top,
         "width_px": right - left + 1, "height_px": bottom - top + 1,
-        "area": area * scale**2, "area_filled": whole * scale**2,
+        "area": area * scale**2, "area_filled": whole[:, 0] * scale**2,
         "perimeter": outer * scale, "perimeter_with_holes": with_holes * scale,
         "equivalent_diameter": np.sqrt(4 * area / np.pi) * scale,
         "feret_max": feret[:, 0] * scale, "feret_min": feret[:, 1] * scale, "feret_orthogonal": feret[:, 2] * scale,
@@ -183,7 +156,7 @@ def _columns(
         "convexity": np.minimum(_crofton(reach) / outer, 1.0),
         "extent": area / ((right - left + 1) * (bottom - top + 1)), "confidence": value / area,
     }  # fmt: skip
-    return {"num_holes": [h.num_holes if h else 0 for h in holed], **{k: v.tolist() for k, v in made.items()}}
+    return {name: values.tolist() for name, values in made.items()}
 
 
 def _axes(xx: np.ndarray, yy: np.ndarray, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,9 +164,3 @@ def _axes(xx: np.ndarray, yy: np.ndarray, xy: np.ndarray) -> tuple[np.ndarray, n
     xx, yy = xx + 1 / 12, yy + 1 / 12
     middle, spread = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
     return 4 * np.sqrt(middle + spread), 4 * np.sqrt(np.maximum(middle - spread, 0.0))
-
-
-def as_row(metrics: ObjectMetrics) -> tuple[int | float | str, ...]:
-    """The values in the order of ``COLUMNS``."""
-    row: tuple[int | float | str, ...] = _ROW(metrics)
-    return row

@@ -24,7 +24,7 @@ from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.network import load_net, recognise
-from hotlap.segment.objects import COLUMNS, ObjectMetrics, as_row
+from hotlap.segment.objects import COLUMNS, ObjectMetrics
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS
 from hotlap.segment.tiles import TileConfig, TilePlan, cut_tiles, join_tiles
@@ -33,9 +33,8 @@ from hotlap.workload import Batch, Workload
 
 TILE = 1024
 OVERLAP = 128
-_MEASURED = slice(1, -1)
+_NAMES = COLUMNS[1:-1]
 """The columns between the label and the confidence, which objects have under names of their own."""
-_NAMES = COLUMNS[_MEASURED]
 
 
 class TileNet(nn.Module):
@@ -217,4 +216,4 @@ def objects_as_json(found: Segmented) -> list[dict[str, Any]]:
 
 def metrics_as_json(measured: ObjectMetrics) -> dict[str, int | float | str]:
     """The metrics by the names that tables have for them, without the label and the confidence."""
-    return dict(zip(_NAMES, as_row(measured)[_MEASURED], strict=True))
+    return dict(zip(_NAMES, measured[1:-1], strict=True))

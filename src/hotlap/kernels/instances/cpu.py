@@ -6,12 +6,16 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from hotlap.kernels.instances.reference import Graded, Rings
+from hotlap.kernels.instances.reference import Graded, Rings, ring_areas
 
 SIDES = 1 << 15
 """Sides where labels meet that there is room for at first; where there are more, they are gone through again."""
 
 
+CORNERS = 1 << 16
+"""Corners of rings that there is room for at first; where there are more, they are gone through again."""
+FAR = np.iinfo(np.int32).max
+"""After any label."""
 RUNS = 1 << 16
 """Runs of a mask that there is room for at first; where there are more, they are gone through again."""
 _AWAY = np.exp(-0.5 * np.arange(-4, 5) ** 2)
@@ -53,8 +57,8 @@ def watershed(levels: np.ndarray, seeds: np.ndarray, mask: np.ndarray) -> np.nda
     """Grown seeds; ``watershed_ref`` says how."""
     from hotlap.kernels.instances.cpu_regions import watershed_kernel
 
-    labels, mask = np.array(seeds, np.int32, order="C"), np.ascontiguousarray(mask)
-    watershed_kernel(np.ascontiguousarray(levels), mask, *_numbered_runs(mask | (labels != 0)), labels)
+    seeds, labels = np.ascontiguousarray(seeds), np.zeros(seeds.shape, np.int32)
+    watershed_kernel(np.ascontiguousarray(levels), seeds, *_numbered_runs(mask | (seeds != 0)), labels)
     return labels
 
 
@@ -103,14 +107,15 @@ def merge(labels: np.ndarray, heights: np.ndarray, share: float) -> np.ndarray:
     from hotlap.kernels.instances.cpu_kernels import merge_kernel, sides_kernel
 
     labels, heights = np.array(labels, np.int32, order="C"), np.ascontiguousarray(heights, np.float32)
+    tops = np.zeros(labels.max(initial=0) + 1, np.float32)
     sides, levels = np.empty((SIDES, 2), np.int32), np.empty(SIDES, np.float32)
-    num = sides_kernel(labels, heights, sides, levels)
+    num = sides_kernel(labels, heights, tops, sides, levels)
     if num > SIDES:
         sides, levels = np.empty((num, 2), np.int32), np.empty(num, np.float32)
-        sides_kernel(labels, heights, sides, levels)
+        sides_kernel(labels, heights, tops, sides, levels)
     sides, levels = sides[:num], levels[:num]
     order = np.argsort(-levels, kind="stable")
-    merge_kernel(labels, heights, int(labels.max(initial=0)), sides, levels, order, np.float32(share))
+    merge_kernel(labels, tops, sides, levels, order, np.float32(share))
     return labels
 
 
@@ -126,15 +131,18 @@ def renumber(labels: np.ndarray, min_area: int) -> np.ndarray:
 
 def trace(labels: np.ndarray) -> Rings:
     """Rings of corners; ``trace_ref`` says which."""
-    from hotlap.kernels.instances.cpu_kernels import count_edges_kernel, trace_kernel
+    from hotlap.kernels.instances.cpu_kernels import trace_kernel
 
     labels = np.ascontiguousarray(labels, np.int32)
-    num_edges = int(count_edges_kernel(labels))
-    points = np.empty((num_edges, 2), np.int64)
-    starts, owners = np.empty(num_edges // 4 + 1, np.int64), np.empty(num_edges // 4, np.int32)
-    num_rings = int(trace_kernel(labels, points, starts, owners))
-    starts = starts[: num_rings + 1].copy()
-    return points[: starts[-1]].copy(), starts, owners[:num_rings].copy()
+    num_points, num_rings = CORNERS, CORNERS // 4  # a ring has four or more
+    while True:
+        points, starts = np.empty((num_points, 2), np.int64), np.empty(num_rings + 1, np.int64)
+        owners, room = np.empty(num_rings, np.int32), num_points
+        num_rings, num_points = trace_kernel(labels, points, starts, owners)
+        if num_points <= room:
+            break
+    starts[num_rings] = num_points
+    return points[:num_points].copy(), starts[: num_rings + 1].copy(), owners[:num_rings].copy()
 
 
 def simplify(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:
@@ -144,6 +152,29 @@ def simplify(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.nda
     keep = np.zeros(len(points), np.bool_)
     simplify_kernel(points, starts, float(tolerance), keep)
     return keep
+
+
+def filled(rings: Rings, which: np.ndarray) -> np.ndarray:
+    """Pixels and runs of labels without holes; ``filled_ref`` says how."""
+    from hotlap.kernels.instances.cpu_holes import filled_kernel
+
+    points, starts, owners = rings
+    outer = np.flatnonzero(ring_areas(points, starts) > 0)
+    outer = outer[np.argsort(owners[outer], kind="stable")]
+    outer = outer[np.isin(owners[outer], which)]
+    rows = np.zeros((len(which), 5))
+    filled_kernel(points, starts, outer, np.searchsorted(owners[outer], np.append(which, FAR)), rows)
+    return rows
+
+
+def holders(labels: np.ndarray, rings: Rings) -> np.ndarray:
+    """Whose hole each label lies in; ``holders_ref`` says which counts."""
+    from hotlap.kernels.instances.cpu_holes import holders_kernel
+
+    points, starts, owners = rings
+    found = np.zeros(owners.max(initial=0), np.int32)
+    holders_kernel(np.ascontiguousarray(labels, np.int32), points, starts, owners, ring_areas(points, starts), found)
+    return found
 
 
 def hulls(points: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -23,10 +23,10 @@ def grade_kernel(foreground, heights, threshold, seed_threshold, mask, cores, le
 
 
 @njit(**FAST)
-def sides_kernel(labels, heights, sides, levels):
+def sides_kernel(labels, heights, tops, sides, levels):
     """Notes the two labels on each side where labels meet, and the lower of the heights there; how many there are.
 
-    With no room in ``sides`` they are only counted.
+    With no room in ``sides`` they are only counted. Each label's top is raised to its greatest height.
     """
     height, width = labels.shape
     count = 0
@@ -35,6 +35,8 @@ def sides_kernel(labels, heights, sides, levels):
             label = labels[y, x]
             if label == 0:
                 continue
+            if heights[y, x] > tops[label]:
+                tops[label] = heights[y, x]
             for n in range(2):
                 to_y, to_x = y + n, x + 1 - n
                 if to_y >= height or to_x >= width:
@@ -50,29 +52,24 @@ def sides_kernel(labels, heights, sides, levels):
 
 
 @njit(**FAST)
-def merge_kernel(labels, heights, num, sides, levels, order, share):
+def merge_kernel(labels, tops, sides, levels, order, share):
     """Gives labels one number where the pass between them is high; the highest passes are looked at first."""
-    parent, tops = np.arange(num + 1).astype(np.int32), np.zeros(num + 1, heights.dtype)
-    height, width = labels.shape
-    for y in range(height):
-        for x in range(width):
-            label = labels[y, x]
-            if label != 0 and heights[y, x] > tops[label]:
-                tops[label] = heights[y, x]
+    parent = np.arange(tops.size).astype(np.int32)
     for n in order:
         a, b = root_of(parent, sides[n, 0]), root_of(parent, sides[n, 1])
         if a != b and levels[n] >= share * min(tops[a], tops[b]):
             parent[max(a, b)] = min(a, b)
             tops[min(a, b)] = max(tops[a], tops[b])
     changed = False
-    for label in range(num + 1):
+    for label in range(tops.size):
         parent[label] = parent[parent[label]]  # a lower number's root is known by now
         changed |= parent[label] != label
     if not changed:
         return
-    for y in range(height):
-        for x in range(width):
-            labels[y, x] = parent[labels[y, x]]
+    for y in range(labels.shape[0]):
+        for x in range(labels.shape[1]):
+            if labels[y, x] != 0:
+                labels[y, x] = parent[labels[y, x]]
 
 
 @njit(**FAST)
@@ -98,62 +95,54 @@ def renumber_kernel(labels, num, min_area, out):
 
 
 @njit(**FAST)
-def count_edges_kernel(labels):
-    """How many sides of labelled pixels border on something else."""
-    height, width = labels.shape
-    count = 0
-    for y in range(height):
-        for x in range(width):
-            label = labels[y, x]
-            if label == 0:
-                continue
-            count += y == 0 or labels[y - 1, x] != label
-            count += y == height - 1 or labels[y + 1, x] != label
-            count += x == 0 or labels[y, x - 1] != label
-            count += x == width - 1 or labels[y, x + 1] != label
-    return count
-
-
-@njit(**FAST)
 def _is(labels, y, x, label):
     return 0 <= y < labels.shape[0] and 0 <= x < labels.shape[1] and labels[y, x] == label
 
 
 @njit(**FAST)
-def trace_kernel(labels, points, starts, owners):
-    """Follows the sides of the labelled pixels, the object on the right hand; how many rings there are.
-
-    ``points`` become the corners (x, y) where a ring turns, ``starts`` where each ring begins, ``owners`` its label.
-    """
-    height, width = labels.shape
-    seen = np.zeros((height, width), np.bool_)  # whether a pixel's upper side has been walked
+def _follow(labels, row, column, seen, points, num_points):
+    """Notes the corners of the ring that begins with a pixel's upper side; how many points there are then."""
     east, south = (1, 0, -1, 0), (0, 1, 0, -1)  # headings: east, south, west, north
     # The pixels ahead of a corner, to the left and to the right of each heading.
     left_y, left_x, right_y, right_x = (-1, 0, 0, -1), (0, 0, -1, -1), (0, 0, -1, -1), (0, -1, -1, 0)
+    y, x, heading, label = row, column, 0, labels[row, column]
+    while heading != 0 or not seen[y, x]:
+        if heading == 0:
+            seen[y, x] = True
+        y, x = y + south[heading], x + east[heading]
+        if not _is(labels, y + right_y[heading], x + right_x[heading], label):
+            turn = 1
+        elif _is(labels, y + left_y[heading], x + left_x[heading], label):
+            turn = 3
+        else:
+            continue
+        if num_points < points.shape[0]:
+            points[num_points, 0], points[num_points, 1] = x, y
+        num_points += 1
+        heading = (heading + turn) % 4
+    return num_points
+
+
+@njit(**FAST)
+def trace_kernel(labels, points, starts, owners):
+    """Follows the sides of the labelled pixels, the object on the right hand; how many rings and corners there are.
+
+    ``points`` become the corners (x, y) where a ring turns, ``starts`` where each ring begins, ``owners`` its label.
+    With no room in them, rings and corners are only counted.
+    """
+    height, width = labels.shape
+    seen = np.zeros((height, width), np.bool_)  # whether a pixel's upper side has been walked
     num_rings, num_points = 0, 0
-    for row in range(height):
-        for column in range(width):
-            label = labels[row, column]
-            if label == 0 or seen[row, column] or (row and labels[row - 1, column] == label):
+    for y in range(height):
+        for x in range(width):
+            label = labels[y, x]
+            if label == 0 or seen[y, x] or (y and labels[y - 1, x] == label):
                 continue
-            starts[num_rings], owners[num_rings] = num_points, label
+            if num_rings < owners.size:
+                starts[num_rings], owners[num_rings] = num_points, label
             num_rings += 1
-            y, x, heading = row, column, 0
-            while heading != 0 or not seen[y, x]:
-                if heading == 0:
-                    seen[y, x] = True
-                y, x = y + south[heading], x + east[heading]
-                if not _is(labels, y + right_y[heading], x + right_x[heading], label):
-                    turn = 1
-                elif _is(labels, y + left_y[heading], x + left_x[heading], label):
-                    turn = 3
-                else:
-                    continue
-                points[num_points, 0], points[num_points, 1] = x, y
-                num_points += 1
-                heading = (heading + turn) % 4
-    starts[num_rings] = num_points
-    return num_rings
+            num_points = _follow(labels, y, x, seen, points, num_points)
+    return num_rings, num_points
 
 
 @njit(**FAST)
@@ -280,31 +269,64 @@ def hulls_kernel(points, starts, out):
 
 
 @njit(**FAST)
+def _next(line, x):
+    """Where the next run of a label begins in a row, from a place on; of nothing, eight places are passed at once."""
+    while x < line.size and line[x] == 0:
+        eight = x + 8 <= line.size
+        if eight:
+            eight = not (
+                line[x + 1] | line[x + 2] | line[x + 3] | line[x + 4] | line[x + 5] | line[x + 6] | line[x + 7]
+            )
+        x += 8 if eight else 1
+    return x
+
+
+@njit(**FAST)
+def _after(line, x):
+    """The place after the run of a label that begins at a place of a row."""
+    label = line[x]
+    while x < line.size and line[x] == label:
+        x += 1
+    return x
+
+
+@njit(**FAST)
+def _without(line, begin, end, label):
+    """How many of some places in a line, which may lie beyond its ends, do not hold the label."""
+    found = end - begin
+    for x in range(max(begin, 0), min(end, line.size)):
+        found -= line[x] == label
+    return found
+
+
+@njit(**FAST)
 def sums_kernel(labels, values, sums, spans):
-    """Per label, over its pixels: counts and moments into ``sums``, least and greatest coordinates into ``spans``.
+    """Per label, over its runs: counts and moments into ``sums``, least and greatest coordinates into ``spans``.
 
     Sums: pixels, x, y, xx, yy, xy, value, then the runs along rows, columns and the two diagonals. Spans: x, y, x + y
     and x - y, each least and greatest.
     """
     height, width = labels.shape
     for y in range(height):
-        for x in range(width):
-            label = labels[y, x]
-            if label == 0:
-                continue
-            s, t = sums[label], spans[label]
-            s[0] += 1
+        first = _next(labels[y], 0)
+        while first < width:
+            label, after = labels[y, first], _after(labels[y], first)
+            last, s, t = after - 1, sums[label], spans[label]
+            num, x = last - first + 1, (last - first + 1) * (first + last) // 2
+            s[0] += num
             s[1] += x
-            s[2] += y
-            s[3] += x * x
-            s[4] += y * y
+            s[2] += y * num
+            s[3] += (last * (last + 1) * (2 * last + 1) - (first - 1) * first * (2 * first - 1)) // 6
+            s[4] += y * y * num
             s[5] += x * y
-            s[6] += values[y, x]
-            s[7] += x == 0 or labels[y, x - 1] != label
-            s[8] += y == 0 or labels[y - 1, x] != label
-            s[9] += y == 0 or x == 0 or labels[y - 1, x - 1] != label
-            s[10] += y == 0 or x == width - 1 or labels[y - 1, x + 1] != label
-            t[0], t[1] = min(t[0], x), max(t[1], x)
+            for at in range(first, after):
+                s[6] += values[y, at]
+            s[7] += 1
+            for n in range(3):
+                side = (0, -1, 1)[n]
+                s[8 + n] += _without(labels[y - 1], first + side, last + side + 1, label) if y else num
+            t[0], t[1] = min(t[0], first), max(t[1], last)
             t[2], t[3] = min(t[2], y), max(t[3], y)
-            t[4], t[5] = min(t[4], x + y), max(t[5], x + y)
-            t[6], t[7] = min(t[6], x - y), max(t[7], x - y)
+            t[4], t[5] = min(t[4], first + y), max(t[5], last + y)
+            t[6], t[7] = min(t[6], first - y), max(t[7], last - y)
+            first = _next(labels[y], after)

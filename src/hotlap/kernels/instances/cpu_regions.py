@@ -99,56 +99,79 @@ def _in_turn(numbers, num):
 
 
 @njit(**FAST)
-def watershed_kernel(levels, mask, runs, numbers, num, labels):
-    """Grows the seeds in ``labels`` over ``mask``, lowest level first and of equal levels in order of arrival.
+def _boxes(runs, numbers, num):
+    """First row, first column and width of each region's box, and the pixels of the largest with an edge of one."""
+    boxes = np.zeros((num + 1, 3), np.int64)
+    bottoms, rights = np.zeros(num + 1, np.int64), np.zeros(num + 1, np.int64)
+    for n in range(runs.shape[0] - 1, -1, -1):
+        region = numbers[n]
+        fresh = bottoms[region] == 0
+        bottoms[region] = max(bottoms[region], runs[n, 0] + 1)
+        rights[region] = max(rights[region], runs[n, 2])
+        boxes[region, 0] = runs[n, 0]
+        boxes[region, 1] = runs[n, 1] if fresh else min(boxes[region, 1], runs[n, 1])
+    most = 0
+    for region in range(1, num + 1):
+        boxes[region, 2] = rights[region] - boxes[region, 1]
+        most = max(most, (bottoms[region] - boxes[region, 0] + 2) * (boxes[region, 2] + 2))
+    return boxes, most
+
+
+@njit(**FAST)
+def watershed_kernel(levels, seeds, runs, numbers, num, labels):
+    """Fills in the seeds grown over the mask, lowest level first and of equal levels in order of arrival.
 
     ``runs`` are those of mask and seeds together, ``numbers`` their regions: what happens in one does not matter to the
-    others. One list of waiting pixels for each level takes the place of a heap. A seed's pixel with nothing to grow
-    into beside it will never have any, and does not wait.
+    others. Each is worked on in a small picture with an edge of one pixel, so that every pixel has its neighbours; one
+    number there says what is free to grow into, and at which level. One list of waiting pixels for each level takes the
+    place of a heap. A seed's pixel with nothing to grow into beside it will never have any, and does not wait.
     """
-    height, width = levels.shape
-    following = np.empty(height * width, np.int32)
+    boxes, most = _boxes(runs, numbers, num)
+    free, grown, following = np.full(most, -1, np.int16), np.empty(most, np.int32), np.empty(most, np.int32)
     first, last = np.full(NUM_LEVELS, -1, np.int32), np.full(NUM_LEVELS, -1, np.int32)
-    steps_y, steps_x = (-1, 0, 0, 1), (0, -1, 1, 0)
     order, begins = _in_turn(numbers, num)
     for region in range(1, num + 1):
-        lowest, highest = NUM_LEVELS, -1
-        for run in order[begins[region] : begins[region + 1]]:
+        wide, mine = boxes[region, 2] + 2, order[begins[region] : begins[region + 1]]
+        corner = (boxes[region, 0] - 1) * wide + boxes[region, 1] - 1
+        for run in mine:
             y = runs[run, 0]
             for x in range(runs[run, 1], runs[run, 2]):
-                if labels[y, x] == 0:
-                    continue
-                grows = y > 0 and labels[y - 1, x] == 0 and mask[y - 1, x]
-                grows |= x > 0 and labels[y, x - 1] == 0 and mask[y, x - 1]
-                grows |= x < width - 1 and labels[y, x + 1] == 0 and mask[y, x + 1]
-                grows |= y < height - 1 and labels[y + 1, x] == 0 and mask[y + 1, x]
-                if grows:
-                    level, place = levels[y, x], y * width + x
+                place = y * wide + x - corner
+                grown[place] = seeds[y, x]
+                if seeds[y, x] == 0:
+                    free[place] = levels[y, x]
+        lowest, highest = NUM_LEVELS, -1
+        for run in mine:
+            y = runs[run, 0]
+            for x in range(runs[run, 1], runs[run, 2]):
+                here = y * wide + x - corner
+                if seeds[y, x] and max(free[here - wide], free[here - 1], free[here + 1], free[here + wide]) >= 0:
+                    level = int(levels[y, x])
                     if first[level] < 0:
-                        first[level] = place
+                        first[level] = here
                     else:
-                        following[last[level]] = place
-                    last[level], following[place] = place, -1
+                        following[last[level]] = here
+                    last[level], following[here] = here, -1
                     lowest, highest = min(lowest, level), max(highest, level)
         while lowest <= highest:
-            here = first[lowest]
+            here = int(first[lowest])
             if here < 0:
                 lowest += 1
                 continue
             first[lowest] = following[here]
-            y = np.int64(np.uint32(here) // np.uint32(width))  # signed ones take several times as long
-            x = here - y * width
-            for n in range(4):
-                to_y, to_x = y + steps_y[n], x + steps_x[n]
-                if to_y < 0 or to_x < 0 or to_y >= height or to_x >= width:
+            for place in (here - wide, here - 1, here + 1, here + wide):
+                level = int(free[place])
+                if level < 0:
                     continue
-                if labels[to_y, to_x] != 0 or not mask[to_y, to_x]:
-                    continue
-                labels[to_y, to_x] = labels[y, x]
-                level, place = levels[to_y, to_x], to_y * width + to_x
+                free[place], grown[place] = -1, grown[here]
                 if first[level] < 0:
                     first[level] = place
                 else:
                     following[last[level]] = place
                 last[level], following[place] = place, -1
                 lowest, highest = min(lowest, level), max(highest, level)
+        for run in mine:
+            y = runs[run, 0]
+            for x in range(runs[run, 1], runs[run, 2]):
+                place = y * wide + x - corner
+                labels[y, x], free[place] = grown[place], -1

@@ -1,4 +1,4 @@
-"""The steps from maps to instances and their outlines: regions, depth, watershed, rings, hulls, sums."""
+"""The steps from maps to instances and their outlines: regions, depth, watershed, rings, holes, hulls, sums."""
 
 from __future__ import annotations
 
@@ -109,6 +109,25 @@ def simplify(
         raise ConfigError(f"tolerance = {tolerance} is not valid", expected="a distance of at least 0")
     run = cpu.simplify if choose_impl(impl).impl == "cpu" else reference.simplify_ref
     return run(points, starts, tolerance)
+
+
+def filled(rings: Rings, which: np.ndarray, *, impl: str = "auto") -> np.ndarray:  # [L] -> [L, 5] float64
+    """Pixels of these labels, in ascending order, with their holes filled, and the runs of ``sums`` in four directions.
+
+    ``rings`` are those of ``trace``.
+    """
+    run = cpu.filled if choose_impl(impl).impl == "cpu" else reference.filled_ref
+    return run(rings, which)
+
+
+def holders(labels: np.ndarray, rings: Rings, *, impl: str = "auto") -> np.ndarray:  # [H, W] -> [num] int32
+    """Whose hole each label from 1 on lies in, 0 if in none; of several holes around it, the smallest counts.
+
+    ``rings`` are those of ``trace``.
+    """
+    _need_picture("labels", labels, labels.shape)
+    run = cpu.holders if choose_impl(impl).impl == "cpu" else reference.holders_ref
+    return run(labels, rings)
 
 
 def hulls(points: np.ndarray, starts: np.ndarray, *, impl: str = "auto") -> np.ndarray:  # [P, 2], [G + 1] -> [G, 5]

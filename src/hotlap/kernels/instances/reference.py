@@ -159,6 +159,53 @@ def _corners(ring: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return turned
 
 
+def ring_areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [R] float64
+    """Each ring's area by the shoelace formula; below 0 for a hole."""
+    if len(starts) < 2:
+        return np.zeros(0)
+    following = np.arange(1, len(points) + 1)
+    following[starts[1:] - 1] = starts[:-1]
+    cross = points[:, 0] * points[following, 1] - points[:, 1] * points[following, 0]
+    return np.add.reduceat(cross, starts[:-1]) / 2
+
+
+def _enclosed(ring: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:  # [P, 2] -> [H, W] bool
+    """The pixels of a picture that a ring goes around: those with an odd number of its upright sides on their left."""
+    sides = np.zeros((shape[0], shape[1] + 1), np.int64)
+    for (x, y), (_, to_y) in zip(ring.tolist(), np.roll(ring, -1, axis=0).tolist(), strict=True):
+        sides[min(y, to_y) : max(y, to_y), x] += 1
+    return sides.cumsum(axis=1)[:, :-1] % 2 == 1
+
+
+def filled_ref(rings: Rings, which: np.ndarray) -> np.ndarray:  # [L] -> [L, 5] float64
+    """Pixels of each label with its holes filled, and their runs along rows, columns and the two diagonals."""
+    points, starts, owners = rings
+    shape = tuple(points.max(0, initial=0)[::-1])
+    outer, rows = ring_areas(points, starts) > 0, np.empty((len(which), 5))
+    for n, label in enumerate(which.tolist()):
+        whole = np.zeros(shape, np.int32)
+        for ring in np.flatnonzero(outer & (owners == label)).tolist():
+            whole[_enclosed(points[starts[ring] : starts[ring + 1]], shape)] = 1
+        totals, _ = sums_ref(whole, np.zeros(shape), 1)
+        rows[n] = totals[0, [0, 7, 8, 9, 10]]
+    return rows
+
+
+def holders_ref(labels: np.ndarray, rings: Rings) -> np.ndarray:  # [H, W] -> [num] int32
+    """Whose hole each label lies in, 0 if in none; of several holes around it, the smallest counts."""
+    points, starts, owners = rings
+    found = np.zeros(owners.max(initial=0), np.int32)
+    least = np.full(len(found), np.inf)
+    for ring, area in enumerate(ring_areas(points, starts).tolist()):
+        if area > 0:
+            continue
+        within = np.unique(labels[_enclosed(points[starts[ring] : starts[ring + 1]], labels.shape)])
+        for label in within[(within > 0) & (within != owners[ring])].tolist():
+            if -area < least[label - 1]:
+                least[label - 1], found[label - 1] = -area, owners[ring]
+    return found
+
+
 def hulls_ref(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [P, 2], [G + 1] -> [G, 5]
     """Feret's diameters of each group (max, min, across the max), the max's angle and the hull's area."""
     from scipy.spatial import ConvexHull

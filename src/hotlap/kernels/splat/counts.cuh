@@ -55,13 +55,13 @@ DEVICE void scan_tiles(const Frame& f, int warps) {
     const int each = (tiles + warps * 32 - 1) / (warps * 32) * 32, first = (thread_index() >> 5) * each;
     const int end = first + each < tiles ? first + each : tiles;
     int sum = 0, all, num_long = 0, all_long;
-    for (int n = first + lane; n < end; n += 32) sum = add_up(sum, read_fresh(f.cursors + n));
+    for (int n = first + lane; n < end; n += 32) sum = add_up(sum, f.cursors[n]);
     int at = sum_before(sum, pairs_by_warp, warps, all);
     const int ordinary = all / tiles * 2 + 32;
-    for (int n = first + lane; n < end; n += 32) num_long += read_fresh(f.cursors + n) > ordinary;
+    for (int n = first + lane; n < end; n += 32) num_long += f.cursors[n] > ordinary;
     int longer = sum_before(num_long, long_by_warp, warps, all_long);
     for (int base = first; base < end; base += 32) {
-        const int n = base + lane, count = n < end ? read_fresh(f.cursors + n) : 0;
+        const int n = base + lane, count = n < end ? f.cursors[n] : 0;
         const int upto = sum_upto(count), before = shuffle(upto, lane == 0 ? 0 : lane - 1);
         const u32 long_ones = ballot(count > ordinary);
         if (n < end) {

@@ -33,8 +33,8 @@ DEVICE void add(float* at, float value) {
 }
 DEVICE void add(int* at, int value) { atomicAdd(at, value); }
 DEVICE int fetch_add(int* at, int value) { return atomicAdd(at, value); }
-// What other blocks have added, when one of this block's threads has arrived after them; all threads of a block arrive as one.
-DEVICE int read_fresh(const int* at) { return *(const volatile int*)at; }
+// How many blocks have come here before. What they have added by then is there for all threads of this one that it waits
+// for afterwards, as what its threads have added before it waited is for those that come later.
 DEVICE int arrive_at(int* done) {
     __threadfence();
     const int before = atomicAdd(done, 1);

@@ -10,17 +10,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
+import gc
 import json
 import os
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from hotlap.base.errors import WorkerDied
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
-from hotlap.tools.serve.passing import receive, send
+from hotlap.tools.serve.passing import put, receive, send
 from hotlap.tools.serve.runner import MakeServable, leave_signals_to_the_door, told_error
 
 ATTEMPTS = 2
@@ -194,6 +196,12 @@ def keep_memory() -> None:
         tell(M_TRIM_THRESHOLD, MOST_KEPT)
 
 
+def _decoded(desk: LocalDesk, question: Sequence[Any]) -> Decoded:
+    """A request as the model takes it, in shared memory."""
+    decoded = desk.decode(*question)
+    return dataclasses.replace(decoded, rows=tuple(put(row) for row in decoded.rows))
+
+
 def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     """The process: gets ready, says so, then answers until the pipe closes."""
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
@@ -210,11 +218,11 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
                 if desk is None:
                     desk = LocalDesk({spec.name: make(spec) for spec in specs})
                     desk.start()
+                    gc.freeze()  # what is there by now stays: it need not be looked through for every few pictures
                     answer: Any = None
                 else:
                     kind, *question = receive(pipe)
-                    work: Callable[..., Any] = desk.decode if kind == "decode" else desk.finish
-                    answer = work(*question)
+                    answer = _decoded(desk, question) if kind == "decode" else desk.finish(*question)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever is raised belongs to one picture, and is told

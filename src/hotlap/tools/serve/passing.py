@@ -10,7 +10,10 @@ import io
 import os
 import pickle
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_AT_ONCE = 200
 """Descriptors that the kernel takes along at a time: 253."""
@@ -51,6 +54,25 @@ class _Unpacker(pickle.Unpickler):
         kind: Any = torch.UntypedStorage
         storage = kind._new_shared_fd_cpu(self._descriptors[place], size)
         return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def put(tensor: Tensor) -> Tensor:
+    """The same values in shared memory, filled by the system in one go where it can.
+
+    Memory that ``send`` moves a tensor to is cleared and mapped page by page as it is written, which takes twice as
+    long.
+    """
+    import torch
+
+    storage = tensor.untyped_storage()
+    if not hasattr(os, "memfd_create") or not storage.nbytes():
+        return tensor
+    kind: Any = torch.UntypedStorage
+    with open(os.memfd_create("hotlap"), "wb") as file:
+        file.write(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
+        file.flush()
+        shared = kind._new_shared_fd_cpu(file.fileno(), storage.nbytes())
+    return torch.empty(0, dtype=tensor.dtype).set_(shared, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def send(pipe: Any, message: Any) -> None:
