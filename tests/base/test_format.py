@@ -37,6 +37,11 @@ def test_an_interval_shows_its_ends_apart_in_the_unit_of_the_centre():
     assert f.format_ms_interval(None, 1.0, 2.0) == "–"
 
 
+def test_format_gain():
+    assert f.format_gain(1.3) == "about 1.30x"
+    assert f.format_gain(1.3, at_most=True) == "at most about 1.30x"
+
+
 def test_format_ratio():
     assert f.format_ratio(2.31, 2.25, 2.38) == "2.31x [2.25, 2.38]"
     assert f.format_ratio(29.04) == "29.0x"

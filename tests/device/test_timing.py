@@ -12,7 +12,7 @@ import torch
 from hotlap.device.memory import Memory, PeakMemory, is_out_of_memory
 from hotlap.device.precision import fp32_precision, set_fp32_precision
 from hotlap.device.seed import generator, seed_everything
-from hotlap.device.timing import is_steady, time_block
+from hotlap.device.timing import is_steady, time_block, time_host
 
 
 def busy_wait(seconds):
@@ -137,3 +137,11 @@ def test_host_memory_is_the_growth_since_the_start_even_below_an_earlier_peak():
     kept = torch.ones(64 * 2**20, dtype=torch.uint8)
     assert peak.read() == Memory(host_rss_bytes=pytest.approx(64 * 2**20, rel=0.1))
     assert kept[-1] == 1
+
+
+def test_the_hosts_time_is_taken_from_an_empty_queue_to_the_calls_return(monkeypatch):
+    order = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("empty"))
+    times = time_host(lambda: order.append("step"), 2)
+    assert order == ["empty", "step", "empty", "step", "empty"]
+    assert len(times) == 2 and all(0 <= ms < 1e3 for ms in times)

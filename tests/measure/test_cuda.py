@@ -13,7 +13,7 @@ from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.device.nvml import Nvml
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import device_summary, get_device
-from hotlap.device.timing import FullQueue, time_block
+from hotlap.device.timing import FullQueue, time_block, time_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import quiet
@@ -79,6 +79,11 @@ def test_device_time_leaves_out_what_the_host_could_not_feed():
     assert ahead, "the spin outlasted the launches"
     assert len(times) == 5
     assert min(times) < wall, "fifty tiny kernels are launch-bound"
+
+
+def test_the_hosts_time_ends_when_the_call_returns():
+    cycles = spin_cycles(5.0)
+    assert max(time_host(lambda: torch.cuda._sleep(cycles), 5)) < 1.0, "the launch alone"
 
 
 def test_a_step_that_waits_for_the_device_is_an_upper_bound_and_says_so():

@@ -52,7 +52,8 @@ def test_a_profile_leaves_two_traces_and_the_step_without_the_profiler(tmp_path,
     assert sum(name == LOSS_MARK for name in names) == 2
     assert bool(len(lean.device)) == (device.type == "cuda")
     assert all(value > 0 for value in found.step_ms) and found.traced_ms > 0 and found.detail_ms > 0
-    assert bool(found.device_ms) == (device.type == "cuda")
+    assert bool(found.device_ms) == bool(found.host_ms) == (device.type == "cuda")
+    assert (found.num_weights, found.num_weight_tensors) == (4 * 27 + 4 + 144 * 2 + 2, 4)
     # Two samples: the convolution's 36 positions of 4x27 weights and the layer's 144x2, forward and for the weights;
     # the layer also for its input.
     assert found.flops == 2 * 2 * (2 * 36 * 108 + 3 * 288)

@@ -51,7 +51,7 @@ def named(advice):
 
 
 def test_advice_is_ranked_and_each_piece_names_its_arm_and_command(tmp_path):
-    found = advise(case(tmp_path, training_trace()))
+    found = advise(case(tmp_path, training_trace(), host_ms=0.3))
     assert [a.gain for a in found] == sorted((a.gain for a in found), reverse=True)
     assert all(a.gain >= 1.02 and a.why and a.basis for a in found)
     last = named(found)["channels_last"]
@@ -72,7 +72,7 @@ def test_layout_changes_that_were_seen_count_whole(tmp_path):
     trace = training_trace(steps=1)
     op = trace.op("aten::convolution", 905, 10)
     trace.launch("void cudnn::nchwToNhwcKernel<float>", (906, 2), (910, 80), op=op)
-    found = named(advise(case(tmp_path, trace)))["channels_last"]
+    found = named(advise(case(tmp_path, trace, host_ms=0.3)))["channels_last"]
     assert found.saved_ms == pytest.approx(0.08 + 0.1 * 0.6)
     assert "80.0 µs of it only changes the memory format" in found.why
 
@@ -84,6 +84,8 @@ def test_a_faster_precision_is_estimated_from_the_measured_ceilings(tmp_path):
     assert found["tf32"].saved_ms == pytest.approx(0.6)
     assert found["tf32"].gain == pytest.approx(2.5)
     assert "Measured ceilings" in found["tf32"].basis and found["tf32"].arm == "cuda:tf32"
+    # The 0.4 ms beside the ceiling may stay: 0.1 ms and those, and the idle 0.2 ms.
+    assert found["tf32"].at_most and "About 1.43x if what products lose" in found["tf32"].basis
     assert found["bf16"].saved_ms == pytest.approx(0.8 * (1 - 0.04 / 0.4))
 
 
@@ -96,7 +98,7 @@ def test_a_product_gets_no_faster_than_memory_allows(tmp_path):
 def test_without_ceilings_the_ratio_is_assumed_and_said(tmp_path):
     found = named(advise(case(tmp_path, float32_products())))
     assert found["tf32"].saved_ms == pytest.approx(0.4)
-    assert "Assumed ratio of 2.00" in found["tf32"].basis
+    assert "Assumed ratio of 2.00" in found["tf32"].basis and not found["tf32"].at_most
 
 
 def test_what_the_arm_has_already_is_not_advised(tmp_path):
@@ -108,7 +110,7 @@ def test_what_the_arm_has_already_is_not_advised(tmp_path):
 
 
 def test_the_profilers_own_slow_down_is_not_called_launch_bound(tmp_path):
-    traced = case(tmp_path, training_trace())
+    traced = case(tmp_path, training_trace(), host_ms=0.3)
     assert named(advise(traced))["graph"].saved_ms == pytest.approx(0.9 * 0.14 + 0.3 * 0.01)
     faster = dataclasses.replace(traced, step_ms=0.9)
     assert named(advise(faster))["graph"].saved_ms == pytest.approx(0.9 * 0.04 + 0.3 * 0.01)
@@ -135,11 +137,13 @@ def test_recurrent_layers_with_a_kernel_of_ours_are_pointed_to_it(tmp_path):
 def test_norms_are_to_be_folded_in_inference_where_something_else_has_not_done_it(
     tmp_path, arm, mode, has_norms, is_advised
 ):
-    found = named(advise(case(tmp_path, training_trace(), arm=arm, mode=mode, has_norms=has_norms)))
+    found = named(advise(case(tmp_path, training_trace(), arm=arm, mode=mode, has_norms=has_norms, host_ms=0.3)))
     assert ("folded norms" in found) == is_advised
     if is_advised:
         advice = found["folded norms"]
-        assert advice.arm == "cuda:folded" and advice.saved_ms == pytest.approx(0.05), "all of the norm's time"
+        assert advice.arm == "cuda:folded" and advice.at_most
+        # All of the norm's time, and of the first launches' 0.14 ms its share of the host's 210 us in operators.
+        assert advice.saved_ms == pytest.approx(0.05 + 0.14 * 20 / 210)
 
 
 def test_an_optimizer_of_many_small_operators_is_pointed_to_the_fused_one(tmp_path):

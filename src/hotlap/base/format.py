@@ -106,6 +106,11 @@ def format_ratio(ratio: float | None, low: float | None = None, high: float | No
     return f"{format_number(ratio, digits)}x [{format_number(low, digits)}, {format_number(high, digits)}]"
 
 
+def format_gain(gain: float, at_most: bool = False) -> str:
+    """``about 1.30x``, or ``at most about 1.30x`` for an estimate that is only a bound."""
+    return f"{'at most ' if at_most else ''}about {format_number(gain)}x"
+
+
 def format_rate(value: float | None, what: str = "samples") -> str:
     """``1,230 samples/s``."""
     if value is None or not math.isfinite(value):

@@ -9,6 +9,7 @@ from rich.text import Text
 from hotlap.base.format import (
     UNKNOWN,
     format_bytes,
+    format_gain,
     format_ms,
     format_ms_interval,
     format_number,
@@ -102,7 +103,7 @@ def _advice_table(found: Lap, width: int) -> Table:
         measured = format_ratio(piece.measured, piece.low, piece.high) if piece.measured is not None else UNKNOWN
         style = STYLES.get(piece.verdict, "")
         kept = format_percent(piece.score) if piece.score is not None else UNKNOWN
-        about = f"about {format_number(piece.predicted)}x"
+        about = format_gain(piece.predicted, piece.at_most)
         rows.append([piece.name, piece.arm, about, measured, kept, Text(piece.verdict, style=style)])
     names = ("advice", "arm", "predicted", "measured", "of it", "verdict")
     return fitted(names, rows, width=width, words=WORDS)

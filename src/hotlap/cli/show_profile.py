@@ -8,7 +8,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hotlap.base.format import UNKNOWN, format_mean_count, format_ms, format_number, format_percent, format_ratio
+from hotlap.base.format import (
+    UNKNOWN,
+    format_gain,
+    format_mean_count,
+    format_ms,
+    format_number,
+    format_percent,
+    format_ratio,
+)
 from hotlap.records.run import RunRecord
 
 NUM_ROWS = 12
@@ -90,7 +98,7 @@ def _advice_table(rows: list[dict[str, Any]]) -> Table:
     checked = any(row.get("measured") for row in rows)
     table = _table("what to try", "advice", "estimate", *(["measured"] if checked else []), "")
     for row in rows:
-        estimate = f"about {format_number(row['gain'])}x"
+        estimate = format_gain(row["gain"], bool(row.get("at_most")))
         measured = format_ratio(row.get("measured")) if row.get("measured") else UNKNOWN
         if row.get("right") is False:
             measured = "wrong answer"

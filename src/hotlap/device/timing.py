@@ -62,6 +62,23 @@ def _time_cuda_block(step: Step, iterations: int) -> Block:
     return Block(1e3 * wall / iterations, intervals)
 
 
+def time_host(step: Step, iterations: int) -> list[float]:
+    """The host's own times in ms: from an empty queue until the call returns, while the device still works.
+
+    Upper bounds for a step that reads a result of the device, or that has more launches than the queue holds.
+    """
+    import torch
+
+    times = []
+    for _ in range(iterations):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        times.append(1e3 * (time.perf_counter() - begin))
+    torch.cuda.synchronize()
+    return times
+
+
 class FullQueue:
     """Times the device alone: a spinning kernel holds the stream until the host has queued a whole iteration."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hotlap.base.errors import StorageError
 from hotlap.data.kineto import SETTLE_MARK
 from hotlap.device.host import read_host
-from hotlap.device.timing import FullQueue, time_block
+from hotlap.device.timing import FullQueue, time_block, time_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session, has_convolutions
@@ -61,6 +61,8 @@ class Profiled:
     """Without the profiler, right before: a wall time for each block of steps."""
     device_ms: list[float] = field(default_factory=list)
     """Without the profiler, the device alone, its queue kept full; empty on the CPU."""
+    host_ms: list[float] = field(default_factory=list)
+    """Without the profiler, from an empty queue until the step's call returned; empty on the CPU."""
     traced_ms: float
     """Wall time of a step while the lean trace was taken."""
     detail_ms: float | None = None
@@ -75,6 +77,9 @@ class Profiled:
     """Whether a layer has a kernel of Hotlap's own."""
     has_norms: bool = False
     """Whether some BatchNorm may be folded into a convolution."""
+    num_weights: int = 0
+    """Numbers in the model's parameters, and in how many tensors."""
+    num_weight_tensors: int = 0
     fast_bf16: bool = True
     notes: list[str] = field(default_factory=list)
 
@@ -94,6 +99,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     steps = max(int(job["steps"]), 1)
     plain = [time_block(_call(session), steps, session.device).wall_ms for _ in range(NUM_BLOCKS)]
     alone = FullQueue().time(_call(session), 3)[0] if timer.on_cuda else []
+    host = time_host(_call(session), NUM_BLOCKS) if timer.on_cuda else []
     folder, stem = Path(job["folder"]), job["stem"]
     listen("trace for times", 2, total)
     lean, rich = folder / f"{stem}.pt.trace.json.gz", folder / f"{stem}.detail.pt.trace.json.gz"
@@ -114,6 +120,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         detail=str(rich) if detail_ms is not None else "",
         step_ms=plain,
         device_ms=alone,
+        host_ms=host,
         traced_ms=traced,
         detail_ms=detail_ms,
         flops=flops,
@@ -123,6 +130,8 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         has_convolutions=has_convolutions(model),
         has_kernels=any(hasattr(module, "use_kernels") for module in model.modules()),
         has_norms=has_norms(model),
+        num_weights=sum(weight.numel() for weight in model.parameters()),
+        num_weight_tensors=sum(1 for _ in model.parameters()),
         fast_bf16=session.device.type == "cuda" or read_host().has_fast_bf16,
         notes=[*notes, *sorted(timer.flags)],
     )

@@ -68,6 +68,8 @@ class LapAdvice:
     arm: str
     predicted: float
     """Times as fast, by the profile's arithmetic."""
+    at_most: bool = False
+    """The prediction is a bound."""
     measured: float | None = None
     low: float | None = None
     high: float | None = None

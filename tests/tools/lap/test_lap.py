@@ -345,6 +345,15 @@ def test_the_second_profile_leaves_the_bench_its_time(tmp_path, monkeypatch):
         profile_after(lap)
 
 
+def test_a_promise_that_is_a_bound_is_called_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    bound = {**ADVICE[0], "at_most": True}
+    record = go(tmp_path, Day(advice=(bound, *ADVICE[1:])), advice=2)
+    assert [piece.at_most for piece in lap_of(record).advice] == [True, False]
+    assert hotlap_command(["show", "latest"]) == 0
+    assert "at most" in capsys.readouterr().out
+
+
 def test_a_lap_and_its_stages_are_shown_and_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     go(tmp_path, Day(advice=ADVICE), advice=2)

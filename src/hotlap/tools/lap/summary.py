@@ -113,6 +113,7 @@ def advice_rows(lap: Round) -> list[LapAdvice]:
             LapAdvice(
                 name=piece["name"], arm=arm.name, predicted=piece["gain"], measured=row.ratio, low=row.low,
                 high=row.high, verdict=row.verdict, basis=piece["basis"],
+                at_most=bool(piece.get("at_most")),
                 score=row.ratio / piece["gain"] if row.ratio is not None and piece["gain"] else None,
             )
         )  # fmt: skip

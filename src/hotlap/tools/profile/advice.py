@@ -1,7 +1,8 @@
 """What to try next, ranked by what it may gain; each piece names the arm that proves or refutes it.
 
-An estimate takes time off the step: time that was measured in this trace, times a share that is measured (the ceilings)
-or assumed. What is assumed is said.
+A rule says what a change takes off the device's work, off the host's, or off a wait: time that was measured in this
+trace, times a share that is measured (the ceilings) or assumed. What is assumed is said. Pace then says what is left of
+the step, which is no shorter than the longer of host and device.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hotlap.base.format import format_ms, format_number, format_percent
+from hotlap.base.format import format_count, format_ms, format_number, format_percent
 from hotlap.measure.arms import ArmSpec
 from hotlap.tools.profile import categories as kind
 from hotlap.tools.profile.found import Advice, Analysis, Roofline
-from hotlap.tools.profile.on_device import BETWEEN, HOST_COPY, LAUNCH, LOADER_WAIT, SYNC
+from hotlap.tools.profile.on_device import BETWEEN, HOST_COPY, LOADER_WAIT, SYNC
 from hotlap.tools.profile.on_host import BETWEEN_OPS
+from hotlap.tools.profile.pace import Pace, launch_ms, pace_of
+from hotlap.tools.profile.products import CAST_BYTES, PRODUCTS, Faster, faster_products, pass_ms
 
 LEAST_GAIN = 1.02
 """Less than this is lost in the noise of the bench that would check it."""
 GRAPH_SAVES, COMPILE_SAVES = 0.9, 0.5
-"""Share of launch-bound time that a recorded step, or a compiled one, is assumed to save."""
+"""Share of the host's time that a recorded step, or a compiled one, is assumed to save."""
+GRAPH_SAVES_LATENCY = 0.3
+"""Share of the time between queued kernels that a recorded step is assumed to save."""
 FUSION_SAVES = 0.4
 """Share of the time in elementwise work and normalisation that compiled, fused kernels are assumed to save."""
 FUSED_OPTIMIZER_SAVES = 0.5
-"""A fused optimizer reads and writes each number once; the plain one goes over them about twice as often."""
+"""A fused optimizer reads and writes each number once, in one launch; the plain one takes at least two of each."""
 KERNELS_SAVE = 0.3
-"""Share of recurrent time that a kernel which keeps its weights on the chip is assumed to save."""
+"""Share of recurrent time, and of the host's for it, that a kernel with its weights on the chip is assumed to save."""
 HALF_BYTES_SAVES = 0.35
 """Share of memory-bound time that half-width activations save under autocast, which keeps some in float32."""
 CHANNELS_LAST_SAVES = {"cuda": 0.1, "cpu": 0.15}
@@ -46,6 +51,8 @@ class Case:
     roofline: Roofline
     step_ms: float
     """The step without the profiler, which is what a change would shorten."""
+    host_ms: float | None = None
+    """The host's own time for the step, without the profiler; None where it was not measured."""
     arm: ArmSpec | None
     """None for a trace whose arm is not known; the advice then names options only."""
     target: str = ""
@@ -57,6 +64,9 @@ class Case:
     has_kernels: bool = False
     has_norms: bool = False
     """Some BatchNorm may follow a convolution."""
+    num_weights: int = 0
+    num_weight_tensors: int = 0
+    """Of the model's parameters, which autocast turns to half precision in every step; 0 where they are not known."""
     fast_bf16: bool = False
     """The CPU is known to be fast in bfloat16; a trace does not tell."""
 
@@ -76,24 +86,39 @@ class Case:
         return self.analysis.on_device
 
     @property
+    def pace(self) -> Pace:
+        return pace_of(self.analysis, self.step_ms, self.host_ms)
+
+    @property
     def launch_ms(self) -> float:
-        """Launch-bound time without the profiler's share of it: the profiler slows the host, hardly the device."""
-        slowed = max(self.analysis.step_ms - self.step_ms, 0.0)
-        return max(self.idle(LAUNCH) - slowed, 0.0)
+        return launch_ms(self.analysis, self.step_ms)
+
+    def host_share(self, *names: str) -> float:
+        """Of the host's time in operators, that of these categories; 0 where there is no device to launch for."""
+        times = [(row.category, row.host_ms or 0.0) for row in self.analysis.ops]
+        total = sum(ms for _, ms in times)
+        return sum(ms for name, ms in times if name in names) / total if total else 0.0
 
 
 @dataclass(frozen=True)
 class _Hint:
-    """A rule's answer: what to change, how much time it takes off, and why."""
+    """A rule's answer: what to change, what it takes off which part of the step, and why."""
 
     name: str
-    saved_ms: float
     why: str
     basis: str
     change: dict[str, object] | None = None
-    command: str = ""
-    scale: float = 1.0
+    device_saved_ms: float = 0.0
+    device_least_ms: float | None = None
+    """As ``device_saved_ms`` where that is the most that may be saved."""
+    host_saves: float = 0.0
+    """Share of the host's time."""
+    waits_saved_ms: float = 0.0
+    work: float = 1.0
     """Work of the changed step over that of this one: 2 for twice the batch."""
+    at_most: bool = False
+    """Something may make the gain less, hardly more."""
+    command: str = ""
 
 
 Rule = Callable[[Case], Iterator[_Hint]]
@@ -102,16 +127,42 @@ Rule = Callable[[Case], Iterator[_Hint]]
 def advise(case: Case) -> list[Advice]:
     """What may gain at least 2%, the largest first."""
     found = []
+    pace = case.pace
     for rule in RULES:
         for hint in rule(case):
-            saved = min(hint.saved_ms, 0.95 * case.step_ms * hint.scale)
-            gain = case.step_ms * hint.scale / (case.step_ms * hint.scale - saved)
-            if gain >= LEAST_GAIN:
-                found.append(_advice(case, hint, gain, saved))
+            before, after = case.step_ms * hint.work, _after(pace, hint, hint.device_saved_ms)
+            if before / after >= LEAST_GAIN:
+                found.append(_advice(case, hint, before, after))
     return sorted(found, key=lambda advice: -advice.gain)
 
 
-def _advice(case: Case, hint: _Hint, gain: float, saved: float) -> Advice:
+def _after(pace: Pace, hint: _Hint, device_saved_ms: float) -> float:
+    """The step's ms after the change; a twentieth of today's is left whatever the arithmetic says."""
+    after = pace.after(
+        device_saved_ms=device_saved_ms,
+        host_saves=hint.host_saves,
+        waits_saved_ms=hint.waits_saved_ms,
+        work=hint.work,
+    )
+    return max(after, 0.05 * pace.step_ms * hint.work)
+
+
+def _basis(case: Case, hint: _Hint) -> str:
+    """What the estimate rests on, and what may make it less."""
+    pace, words = case.pace, [hint.basis]
+    if hint.device_least_ms is not None:
+        least = case.step_ms * hint.work / _after(pace, hint, hint.device_least_ms)
+        words.append(f"About {format_number(least)}x if what products lose today beside it takes as long as now.")
+    if case.on_cuda and hint.device_saved_ms > 0:
+        host = pace.host_ms * (1 - hint.host_saves)
+        if host > hint.work * pace.device_ms - hint.device_saved_ms:
+            words.append(f"The host's {format_ms(host)} then set the pace.")
+        elif not pace.knows_host:
+            words.append("The host's own time is not known; it may set the pace before that.")
+    return " ".join(words)
+
+
+def _advice(case: Case, hint: _Hint, before: float, after: float) -> Advice:
     arm = ""
     if hint.change is not None and case.arm is not None:
         arm = dataclasses.replace(case.arm, **hint.change).name  # type: ignore[arg-type]
@@ -119,7 +170,16 @@ def _advice(case: Case, hint: _Hint, gain: float, saved: float) -> Advice:
     if not command and arm and case.target and case.arm is not None:
         words = ["hotlap", "bench", case.target, "--mode", case.mode, "--batch", str(case.batch), *case.options]
         command = shlex.join([*words, "--arms", f"{case.arm.name},{arm}"])
-    return Advice(name=hint.name, gain=gain, saved_ms=saved, why=hint.why, basis=hint.basis, arm=arm, command=command)
+    return Advice(
+        name=hint.name,
+        gain=before / after,
+        saved_ms=before - after,
+        why=hint.why,
+        basis=_basis(case, hint),
+        arm=arm,
+        command=command,
+        at_most=hint.at_most,
+    )
 
 
 def _share(ms: float, case: Case) -> str:
@@ -137,10 +197,10 @@ def channels_last(case: Case) -> Iterator[_Hint]:
     changes = f"; {format_ms(seen)} of it only changes the memory format" if seen else ""
     yield _Hint(
         "channels_last",
-        seen + share * max(time - seen, 0.0),
         f"Convolution and pooling take {_share(time, case)}{changes}.",
         f"Layout changes as measured; {part} of the rest is assumed." if seen else f"{part} of it is assumed.",
         {"channels_last": True},
+        device_saved_ms=seen + share * max(time - seen, 0.0),
     )
 
 
@@ -151,43 +211,58 @@ def precision(case: Case) -> Iterator[_Hint]:
     faster = ("tf32", "bf16") if today == "fp32" else ("bf16",)
     wanted = faster if case.on_cuda else (("bf16",) if case.fast_bf16 else ())
     for name in wanted:
-        saved, measured = _products_saved(case, today, name)
-        time = case.category(*_PRODUCTS)
+        time = case.category(*PRODUCTS)
         why = f"Products in {today} take {_share(time, case)}"
         if case.analysis.tensor_core_share is not None:
             why += f", {format_percent(case.analysis.tensor_core_share)} of it on tensor cores"
-        if name == "bf16":
-            saved += HALF_BYTES_SAVES * case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING)
-        basis = "Measured ceilings of both precisions, at today's distance from them"
-        if not measured:
+        # Float32 kernels take any layout; those of tensor cores want channels last, and others are turned for them.
+        turns = case.on_cuda and today == "fp32" and not (case.arm is not None and case.arm.channels_last)
+        found = faster_products(case.roofline, today, name, layout_ms=case.analysis.layout_ms, turns=turns)
+        lost = case.scale * (found.after_most_ms - found.after_ms) if found is not None else 0.0
+        if found is None:
             ratio = PRODUCT_RATIO[name] / PRODUCT_RATIO.get(today, 1.0)
-            basis = f"Assumed ratio of {format_number(ratio)} for products; no ceilings were measured"
-        yield _Hint(name, saved, why + ".", basis + ".", {"precision": name})
+            saved = time * (1 - 1 / ratio)
+            basis = f"Assumed ratio of {format_number(ratio)} for products; no ceilings were measured."
+        else:
+            saved = case.scale * (found.before_ms - found.after_ms)
+            basis = _by_ceilings(found)
+        casts = 0
+        if name == "bf16":
+            casts, cast_ms = _casts(case)
+            saved += HALF_BYTES_SAVES * case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING) - cast_ms
+            if cast_ms:
+                basis += f" Autocast adds {format_count(casts, 'cast')} of weights, {format_ms(cast_ms)}."
+        yield _Hint(
+            name,
+            why + ".",
+            basis,
+            {"precision": name},
+            device_saved_ms=saved,
+            device_least_ms=saved - lost if lost else None,
+            host_saves=-casts / case.analysis.launches if case.analysis.launches else 0.0,
+            at_most=found is not None,
+        )
+
+
+def _casts(case: Case) -> tuple[int, float]:
+    """How many casts autocast adds for the weights, and in training for their gradients, and their ms."""
+    passes = 2 if case.mode == "train" else 1
+    return passes * case.num_weight_tensors, pass_ms(case.roofline, passes * CAST_BYTES * case.num_weights)
+
+
+def _by_ceilings(found: Faster) -> str:
+    basis = "Measured ceilings of both precisions, at today's share of them"
+    if found.layout_ms:
+        basis += f"; passes that turn convolutions' memory format are reckoned at {format_ms(found.layout_ms)}"
+    return basis + "."
 
 
 def _precision_today(case: Case) -> str:
     """The arm's, or what the kernels of an unknown arm show; float32 on tensor cores is TF32."""
-    shown = {row.precision for row in case.roofline.rows if row.category in _PRODUCTS}
+    shown = {row.precision for row in case.roofline.rows if row.category in PRODUCTS}
     if case.arm is not None and case.arm.precision != "fp32":
         return case.arm.precision
     return next((name for name in ("bf16", "fp16", "tf32", "fp32") if name in shown), "fp32")
-
-
-def _products_saved(case: Case, today: str, name: str) -> tuple[float, bool]:
-    """Time off the products in another precision: by the ceilings, each no faster than memory allows."""
-    peaks, saved = case.roofline.ceilings, 0.0
-    rows = [row for row in case.roofline.rows if row.precision == today and row.category in _PRODUCTS]
-    if not {today, name, "copy"} <= set(peaks) or not rows:
-        return case.category(*_PRODUCTS) * (1 - PRODUCT_RATIO.get(today, 1.0) / PRODUCT_RATIO[name]), False
-    for row in rows:
-        moved = row.bytes * (0.5 if name == "bf16" else 1.0)
-        before = max(row.flops / peaks[today] / 1e12, row.bytes / peaks["copy"] / 1e9)
-        after = max(row.flops / peaks[name] / 1e12, moved / peaks["copy"] / 1e9)
-        saved += case.scale * row.ms * max(1 - after / before, 0.0) if before > 0 else 0.0
-    return saved, True
-
-
-_PRODUCTS = (kind.CONVOLUTION, kind.MATMUL, kind.ATTENTION, kind.RECURRENT)
 
 
 def graph(case: Case) -> Iterator[_Hint]:
@@ -197,11 +272,13 @@ def graph(case: Case) -> Iterator[_Hint]:
     time = case.launch_ms
     yield _Hint(
         "graph",
-        GRAPH_SAVES * time + case.idle(BETWEEN) * 0.3,
         f"The device waits {_share(time, case)} for the host to launch its work "
         f"({format_number(case.analysis.launches)} launches a step).",
-        f"Launch-bound time as measured, less what the profiler added; {format_percent(GRAPH_SAVES)} of it is assumed.",
+        f"Assumed: {format_percent(GRAPH_SAVES)} of the host's time and {format_percent(GRAPH_SAVES_LATENCY)} of the "
+        "time between queued kernels.",
         {"graph": True},
+        device_saved_ms=GRAPH_SAVES_LATENCY * case.idle(BETWEEN),
+        host_saves=GRAPH_SAVES,
     )
 
 
@@ -210,12 +287,18 @@ def compiled(case: Case) -> Iterator[_Hint]:
         return
     fusible = case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.REDUCTION)
     waiting = case.launch_ms if case.on_cuda else case.idle(BETWEEN_OPS)
+    lost = f"{format_ms(waiting)} is the host's own time"
+    if case.on_cuda:
+        lost = f"the device waits {format_ms(waiting)} for launches"
     yield _Hint(
         "compile",
-        COMPILE_SAVES * waiting + FUSION_SAVES * fusible,
-        f"Work that can be fused takes {_share(fusible, case)}; {format_ms(waiting)} is the host's own time.",
-        f"Assumed: {format_percent(FUSION_SAVES)} of the first and {format_percent(COMPILE_SAVES)} of the second.",
+        f"Work that can be fused takes {_share(fusible, case)}; {lost}.",
+        f"Assumed: {format_percent(FUSION_SAVES)} of the first and {format_percent(COMPILE_SAVES)} of the host's time"
+        f"{' but for recurrent layers' if case.host_share(kind.RECURRENT) else ''}.",
         {"compile": "default"},
+        device_saved_ms=FUSION_SAVES * fusible + (0.0 if case.on_cuda else COMPILE_SAVES * waiting),
+        # A recurrent layer stays one call of the library, with all its launches.
+        host_saves=COMPILE_SAVES * (1 - case.host_share(kind.RECURRENT)),
     )
 
 
@@ -227,10 +310,11 @@ def fused(case: Case) -> Iterator[_Hint]:
         return
     yield _Hint(
         "fused optimizer",
-        FUSED_OPTIMIZER_SAVES * time,
         f"The optimizer takes {_share(time, case)} in about {format_number(calls)} operators.",
         f"Optimizer time as measured; {format_percent(FUSED_OPTIMIZER_SAVES)} of it is assumed.",
         {"fused": True},
+        device_saved_ms=FUSED_OPTIMIZER_SAVES * time,
+        host_saves=FUSED_OPTIMIZER_SAVES * case.host_share(kind.OPTIMIZER),
     )
 
 
@@ -240,10 +324,11 @@ def kernels(case: Case) -> Iterator[_Hint]:
     time = case.category(kind.RECURRENT)
     yield _Hint(
         "kernels",
-        KERNELS_SAVE * time,
         f"Recurrent layers take {_share(time, case)}, and Hotlap has a kernel for them.",
         f"Recurrent time as measured; {format_percent(KERNELS_SAVE)} of it is assumed.",
         {"kernels": True},
+        device_saved_ms=KERNELS_SAVE * time,
+        host_saves=KERNELS_SAVE * case.host_share(kind.RECURRENT),
     )
 
 
@@ -254,10 +339,12 @@ def folded(case: Case) -> Iterator[_Hint]:
     time = case.category(kind.NORMALISATION)
     yield _Hint(
         "folded norms",
-        time,
         f"Normalisation takes {_share(time, case)}, and in inference it can be folded into the convolutions before it.",
         "As measured; norms that do not follow a convolution alone stay.",
         {"folded": True},
+        device_saved_ms=time,
+        host_saves=case.host_share(kind.NORMALISATION),
+        at_most=True,
     )
 
 
@@ -265,10 +352,11 @@ def loader(case: Case) -> Iterator[_Hint]:
     time = case.idle(LOADER_WAIT, HOST_COPY)
     yield _Hint(
         "loader",
-        time,
         f"The step waits {_share(time, case)} for data: {format_ms(case.idle(LOADER_WAIT))} for the loader and "
         f"{format_ms(case.idle(HOST_COPY))} for copies that the host prepares.",
         "As measured; workers, pinned memory and prefetching hide it whole if they keep up.",
+        waits_saved_ms=time,
+        at_most=True,
         command=shlex.join(["hotlap", "loader", case.target]) if case.target else "",
     )
 
@@ -279,9 +367,10 @@ def syncs(case: Case) -> Iterator[_Hint]:
     place = f", first at {first.where or first.op}" if first else ""
     yield _Hint(
         "fewer syncs",
-        time,
         f"The device is idle {_share(time, case)} because the host waited for a result{place}.",
         "As measured. No arm can check it: change the line and profile again.",
+        waits_saved_ms=time,
+        at_most=True,
     )
 
 
@@ -289,14 +378,12 @@ def larger_batch(case: Case) -> Iterator[_Hint]:
     if not case.on_cuda or not case.batch:
         return
     time = case.launch_ms
-    # Twice the work in twice the device's time, but with the host's time once.
     yield _Hint(
         f"batch {2 * case.batch}",
-        time,
         f"The device waits {_share(time, case)} for launches, which a larger batch does not have more of.",
-        "Launch-bound time as measured, spread over twice the samples; gain in samples a second.",
+        "Twice the device's time and waits, the host's once; gain in samples a second.",
         {"batch": 2 * case.batch},
-        scale=2.0,
+        work=2.0,
     )
 
 

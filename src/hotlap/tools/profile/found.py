@@ -117,6 +117,8 @@ class Roofline:
     rows: list[RoofRow]
     ceilings: dict[str, float] = field(default_factory=dict)
     """TFLOP/s by precision, and GB/s as 'copy'."""
+    memory_share: float | None = None
+    """Of the copy ceiling, what elementwise operators reach together; None where it is not known."""
     source: str = ""
     """Device and time of the measurement, or why there is none."""
 
@@ -152,6 +154,8 @@ class Advice:
     command: str = ""
     measured: float | None = None
     """Times as fast, where it was checked."""
+    at_most: bool = False
+    """The gain is a bound: what could make it less is not known."""
     right: bool | None = None
     """Whether the arm passed the numeric gate, where it was checked."""
 

@@ -11,7 +11,7 @@ from hotlap.data.kineto import NONE, Ints
 from hotlap.records.ceilings import Ceilings
 from hotlap.tools.profile.analyse import Worked
 from hotlap.tools.profile.arithmetic import FORMULAS, Work, describe_shapes, work_of
-from hotlap.tools.profile.categories import COMMUNICATION, TF32, is_tensor_core
+from hotlap.tools.profile.categories import COMMUNICATION, ELEMENTWISE, TF32, is_tensor_core
 from hotlap.tools.profile.found import Roofline, RoofRow
 
 MAX_ROWS = 40
@@ -50,7 +50,17 @@ def roofline(worked: Worked, ceilings: Ceilings | None, *, tf32: bool = False) -
         source = "No ceilings were measured for this device and torch; 'hotlap doctor --measure' does it."
     else:
         source = f"{ceilings.device}, measured {ceilings.measured_at} with torch {ceilings.torch}"
-    return Roofline(rows=rows[:MAX_ROWS], ceilings=peaks, source=source)
+    return Roofline(rows=rows[:MAX_ROWS], ceilings=peaks, memory_share=_memory_share(rows), source=source)
+
+
+def _memory_share(rows: list[RoofRow]) -> float | None:
+    """Time at the copy ceiling over time taken, of elementwise operators; at most 1.
+
+    Norms and reductions go over their input more than once, so that their rates are not those of one pass.
+    """
+    moving = [(row.ideal_ms, row.ms) for row in rows if row.bound == "memory" and row.category == ELEMENTWISE]
+    ideal, spent = sum(ideal or 0.0 for ideal, _ in moving), sum(ms for _, ms in moving)
+    return min(ideal / spent, 1.0) if ideal > 0 else None
 
 
 def _uses_tf32(worked: Worked) -> bool:

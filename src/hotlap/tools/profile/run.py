@@ -30,6 +30,7 @@ from hotlap.tools.profile.categories import RECURRENT
 from hotlap.tools.profile.check import check_advice
 from hotlap.tools.profile.config import ProfileConfig
 from hotlap.tools.profile.found import Advice, Analysis, RankFound, Roofline
+from hotlap.tools.profile.pace import pace_told
 from hotlap.tools.profile.ranks import compute_ms, ranks_found, trace_files
 from hotlap.tools.profile.roofline import roofline
 from hotlap.tools.profile.story import headline, story
@@ -167,7 +168,7 @@ class _Traces(_Run):
             outcome="profiled",
             headline=headline(Path(analysis.trace).name, analysis, analysis.step_ms),
             exit_code=EXIT_OK,
-            lines=story(analysis, roof, advice, ranks),
+            lines=story(analysis, roof, advice, ranks, pace_told(case.pace)),
         )
 
 
@@ -200,7 +201,8 @@ class _Target(_Run):
         analysis = analysis_of(worked, self.read(ran.detail) if ran.detail else worked)
         roof = roofline(worked, self.ceilings(ran.ceilings_key), tf32=self.spec.precision == "tf32")
         step = statistics.median(ran.step_ms)
-        advice = advise(self._case(analysis, roof, step, ran))
+        case = self._case(analysis, roof, step, ran)
+        advice = advise(case)
         if config.check_advice:
             job = {**self.common, "mode": config.mode, "batch": self.batch}
             advice, samples, notes = check_advice(advice, self.spec.name, job, config.timeout_s, self.emit)
@@ -216,7 +218,7 @@ class _Target(_Run):
             outcome="profiled",
             headline=headline(what, analysis, step),
             exit_code=EXIT_OK,
-            lines=story(analysis, roof, advice, [], rate),
+            lines=story(analysis, roof, advice, [], rate, pace_told(case.pace)),
         )
 
     def _trace(self) -> Profiled:
@@ -251,6 +253,7 @@ class _Target(_Run):
             analysis=analysis,
             roofline=roof,
             step_ms=step,
+            host_ms=statistics.median(ran.host_ms) if ran.host_ms else None,
             arm=self.spec,
             target=self.config.target,
             mode=self.config.mode,
@@ -259,6 +262,8 @@ class _Target(_Run):
             has_convolutions=ran.has_convolutions,
             has_kernels=ran.has_kernels,
             has_norms=ran.has_norms,
+            num_weights=ran.num_weights,
+            num_weight_tensors=ran.num_weight_tensors,
             fast_bf16=ran.fast_bf16,
         )
 
@@ -266,6 +271,7 @@ class _Target(_Run):
         return {
             "step_ms": step,
             "device_ms": statistics.median(ran.device_ms) if ran.device_ms else None,
+            "host_ms": statistics.median(ran.host_ms) if ran.host_ms else None,
             "traced_ms": ran.traced_ms,
             "slow_down": ran.traced_ms / step,
             "detail_slow_down": ran.detail_ms / step if ran.detail_ms else None,

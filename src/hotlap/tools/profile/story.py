@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hotlap.base.format import format_bytes, format_list, format_ms, format_number, format_percent, format_ratio
+from hotlap.base.format import (
+    format_bytes,
+    format_gain,
+    format_list,
+    format_ms,
+    format_percent,
+    format_ratio,
+)
 from hotlap.tools.profile.diff import Diff
 from hotlap.tools.profile.found import Advice, Analysis, RankFound, Roofline
 
@@ -18,7 +25,7 @@ def headline(what: str, analysis: Analysis, step_ms: float) -> str:
 
 
 def story(
-    analysis: Analysis, roofline: Roofline, advice: Sequence[Advice], ranks: Sequence[RankFound], peak_flops: str = ""
+    analysis: Analysis, roofline: Roofline, advice: Sequence[Advice], ranks: Sequence[RankFound], *more: str
 ) -> list[str]:
     """What a reader should know, the most important first."""
     lines = []
@@ -47,8 +54,8 @@ def story(
         slowest = min(ranks, key=lambda rank: rank.waits_ms)
         most = max(rank.waits_ms for rank in ranks)
         lines.append(f"Rank {slowest.rank} is the slowest of {len(ranks)}; others wait up to {format_ms(most)} for it.")
-    lines += [peak_flops] if peak_flops else []
-    lines += [f"{a.name}: about {format_number(a.gain)}x of this step. {a.why}" for a in advice[:SHOWN]]
+    lines += [text for text in more if text]
+    lines += [f"{a.name}: {format_gain(a.gain, a.at_most)} of this step. {a.why}" for a in advice[:SHOWN]]
     return lines
 
 

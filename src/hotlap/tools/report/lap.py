@@ -106,7 +106,7 @@ def _advice(rows: Sequence[dict[str, Any]]) -> list[Block]:
             (
                 Cell(text=str(row.get("name", "")), more=(str(row.get("basis") or ""),) if row.get("basis") else ()),
                 Cell(text=str(row.get("arm", "")), mono=True),
-                Cell(text=format_ratio(row.get("predicted")), number=True),
+                Cell(text=_promised(row), number=True),
                 Cell(text=measured, number=True, strong=True, more=(f"[{between}",) if between else ()),
                 Cell(text=UNKNOWN if "wrong" in verdict else format_percent(row.get("score")), number=True),
                 Cell(text=verdict, tone="bad" if "wrong" in verdict else tone_of(verdict)),
@@ -117,6 +117,10 @@ def _advice(rows: Sequence[dict[str, Any]]) -> list[Block]:
         Words(text=lead, style="lead"),
         Table(columns=tuple(Column(title=title) for title in titles), rows=tuple(found), style="speed"),
     ]
+
+
+def _promised(row: dict[str, Any]) -> str:
+    return f"{'at most ' if row.get('at_most') else ''}{format_ratio(row.get('predicted'))}"
 
 
 def _stages(rows: Sequence[dict[str, Any]]) -> list[Block]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hotlap.base.errors import UsageError
-from hotlap.base.format import format_count, format_number
+from hotlap.base.format import format_count, format_gain, format_number
 from hotlap.measure.arms import parse_arm
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer
@@ -143,7 +143,8 @@ def _advice(records: Sequence[RunRecord]) -> Iterator[Answer]:
             continue
         if row.get("right") is False or (measured is not None and measured < 1):
             continue
-        gain = f"measured {format_number(measured)}x" if measured else f"about {format_number(row['gain'])}x, estimated"
+        estimate = f"{format_gain(row['gain'], bool(row.get('at_most')))}, estimated"
+        gain = f"measured {format_number(measured)}x" if measured else estimate
         yield Answer(text=f"Try {row['name']}: {gain}. {row['why']}", command=row.get("command") or "")
 
 

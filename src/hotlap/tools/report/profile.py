@@ -10,6 +10,7 @@ from hotlap.base.format import (
     UNKNOWN,
     format_bytes,
     format_count,
+    format_gain,
     format_mean_count,
     format_ms,
     format_number,
@@ -185,7 +186,7 @@ def _advice(row: dict[str, Any]) -> AdviceRow:
     near = measured is not None and measured >= 1 + 0.5 * (row["gain"] - 1)
     return AdviceRow(
         name=row["name"],
-        gain=f"about {format_number(row['gain'])}x",
+        gain=format_gain(row["gain"], bool(row.get("at_most"))),
         measured="" if measured is None else "wrong answer" if right is False else format_ratio(measured),
         tone="muted" if measured is None else "bad" if right is False or measured < 1 else "good" if near else "warn",
         why=row["why"],
