@@ -85,9 +85,19 @@ def over_white(image: Any) -> Any:
 
     if image.mode not in ALPHA_MODES and "transparency" not in image.info:
         return to_rgb(image)
-    coloured = image.convert("RGBA")
+    coloured = image.convert("RGBA") if not image.mode.startswith("I") else _deep_grey(image)
     white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
     return Image.alpha_composite(white, coloured).convert("RGB")
+
+
+def _deep_grey(image: Any) -> Any:
+    """A 16-bit grey picture, one of whose values is transparent, in RGBA; Pillow would cut its values off at 255."""
+    from PIL import Image
+
+    clear = np.asarray(image).astype(np.int64) == image.info["transparency"]
+    coloured = to_rgb(image).convert("RGBA")
+    coloured.putalpha(Image.fromarray(np.where(clear, 0, 255).astype(np.uint8)))
+    return coloured
 
 
 def encode_jpeg(picture: Tensor, quality: int = 95) -> bytes:  # [H, W, 3] uint8
