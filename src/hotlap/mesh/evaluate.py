@@ -78,7 +78,7 @@ def eval_mesh(config: MeshEvalConfig, emit: Emit = ignore) -> MeshScores:
     """Scores the network on a prepared folder; writes scores.csv and pictures.png."""
     train, held_out = split_files(prepared_files(config.data), config.hold_out)
     files = {"held-out": held_out, "train": train, "all": sorted([*train, *held_out])}[config.split]
-    data = ViewedObjects(files, views=config.views, points=config.points, train=False, chosen=config.chosen)
+    data = ViewedObjects(files, views=config.num_views, points=config.points, train=False, chosen=config.chosen)
     device = pick_device(config.device)
     if config.weights is None:
         emit(events.warn("no weights were given: the untrained network is scored, which gives its template"))
