@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 
 import pytest
@@ -99,6 +101,24 @@ def test_damaged_files_are_refused_by_name(tmp_path, name, content):
         read_weights(tmp_path / name)
 
 
+class Hostile:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_hostile_pickle_is_not_executed_and_no_word_advises_to(tmp_path, protocol):
+    (tmp_path / "w.pt").write_bytes(pickle.dumps({"weight": Hostile(f"touch {tmp_path / 'trace'}")}, protocol))
+    with pytest.raises(
+        RecordError, match=r"w\.pt' cannot be read: it (asks for (posix|nt)\.system|is damaged)"
+    ) as caught:
+        read_weights(tmp_path / "w.pt")
+    assert not (tmp_path / "trace").exists() and "weights_only" not in str(caught.value)
+
+
 def test_what_does_not_fit_is_said_in_a_few_words(tmp_path):
     torch.save({f"other.{number}": torch.ones(1) for number in range(999)}, tmp_path / "w.pt")
     with pytest.raises(UsageError, match=r"w\.pt' do not fit the model: .*--set workload\.NAME=VALUE") as caught:
@@ -109,3 +129,5 @@ def test_what_does_not_fit_is_said_in_a_few_words(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"weights = '.*gone\.pt' does not exist"):
         read_weights(tmp_path / "gone.pt")
+    with pytest.raises(UsageError, match=r"weights = '.*' is no file\. Expected a \.safetensors file or a checkpoint"):
+        read_weights(tmp_path)

@@ -180,6 +180,14 @@ def test_evaluation_writes_scores_and_pictures(weights, tmp_path):
     bare = MeshEvalConfig(**{**vars(config), "weights": None, "split": "train", "pictures": 0, "chosen": (1, 0)})
     assert eval_mesh(bare, lambda event: heard.append(event.text)).num_objects == 2
     assert any("no weights were given" in text for text in heard)
+    for changes, words in (
+        ({"views": 5}, "it has 2 views, and views = 5"),
+        ({"chosen": (0, 7)}, "view 7 is asked of 2"),
+    ):
+        with pytest.raises(DataError, match=rf"cannot be scored: {words}.*Ask for views that it has") as caught:
+            eval_mesh(MeshEvalConfig(**{**vars(config), **changes, "out": tmp_path / "nothing"}))
+        assert "--on-bad-sample" not in str(caught.value), "an evaluation has no such option"
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_the_template_of_each_network_is_its_own():

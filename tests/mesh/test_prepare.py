@@ -311,6 +311,8 @@ def test_camera_files(tmp_path):
         read_camera_rows(file)
     with pytest.raises(DataError, match=r"cameras = .*gone\.txt.* does not exist"):
         read_camera_rows(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"cameras = .* is no file"):
+        read_camera_rows(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def test_the_second_stage_begins_with_the_weights_of_the_first(prepared):
     assert done.lines()[0] == "coarse: trained mesh-coarse"
 
 
+def test_objects_that_cannot_be_read_may_be_left_out(prepared):
+    trainer = FakeTrainer()
+    train_mesh(settings(prepared, on_bad_sample="skip"), ignore, trainer)
+    assert [config.on_bad_sample for config in trainer.asked] == ["skip", "skip"]
+
+
 def test_a_stage_alone(prepared):
     trainer = FakeTrainer()
     train_mesh(settings(prepared, stage="refine", init=prepared / "coarse.pt"), ignore, trainer)

@@ -60,7 +60,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     import torch
 
     if not file.is_file():
-        raise UsageError(f"weights = {str(file)!r} does not exist", expected="a .safetensors file or a checkpoint")
+        raise UsageError(
+            f"weights = {str(file)!r} {'is no file' if file.exists() else 'does not exist'}",
+            expected="a .safetensors file or a checkpoint",
+        )
     if file.suffix == ".safetensors":
         return _read_safetensors(file)
     named = CHECKPOINT.fullmatch(file.name)
@@ -92,7 +95,10 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 def _unreadable(file: Path, error: Exception, expected: str) -> RecordError:
     said = "it is damaged, or of another kind"
-    if isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)) or file.suffix == ".safetensors":
+    if isinstance(error, pickle.UnpicklingError):  # whose words advise to execute what is in the file
+        named = re.search(r"(?:GLOBAL|type) ([\w.]+)", str(error))
+        said = f"it asks for {named[1]}" if named else said
+    elif isinstance(error, (RuntimeError, OSError)) or file.suffix == ".safetensors":
         said = (str(error).strip().splitlines() or [said])[0]
     return RecordError(
         f"weights = {str(file)!r} cannot be read: {_short(said)}",

@@ -95,6 +95,8 @@ class MeshTrainConfig:
     """Every so many-th object, by name, is judged by and not trained on."""
     augment: bool = True
     """Mirrors half of the samples and exchanges their colours."""
+    on_bad_sample: Literal["raise", "skip"] = "raise"
+    """What happens to an object that cannot be read: stop and name it, or go on without."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """32-true, bf16-mixed or 16-mixed (with a loss scale)."""
     device: str = "auto"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
-from hotlap.base.errors import StorageError
+from hotlap.base.errors import DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count
 from hotlap.data.white_picture import encode_png
@@ -26,6 +26,7 @@ from hotlap.mesh.preview import as_mesh, draw_points, grid
 from hotlap.mesh.render import render_views
 from hotlap.mesh.workload import MeshWorkload
 from hotlap.records.run import write_atomic
+from hotlap.workload import BadSample
 
 THRESHOLD = f"F-scores at tau = {TAU:g} and 2 tau, on squared distances"
 ASIDE_DEG = 70.0
@@ -89,10 +90,17 @@ def eval_mesh(config: MeshEvalConfig, emit: Emit = ignore) -> MeshScores:
     model = model.to(device)
     scored = []
     emit(events.start("eval", len(files)))
-    for thing in score_objects(workload, model, data, device, batch=config.batch):
-        scored.append(thing)
-        emit(events.advance("eval", len(scored), len(files), thing.name))
-    emit(events.finish("eval"))
+    try:
+        for thing in score_objects(workload, model, data, device, batch=config.batch):
+            scored.append(thing)
+            emit(events.advance("eval", len(scored), len(files), thing.name))
+    except BadSample as error:
+        raise DataError(
+            f"object {error.where} cannot be scored: {error.reason}",
+            remedy="Ask for views that it has, or run 'hotlap mesh views' again",
+        ) from error
+    finally:
+        emit(events.finish("eval"))
     return _written(config, summary(scored), scored, data, workload.faces(model).cpu())
 
 

@@ -135,7 +135,7 @@ def read_camera_rows(path: Path) -> Tensor:  # [V, 5]
     """The cameras in a text file, one row of numbers a view, apart by blanks or commas; # begins a comment."""
     if not path.is_file():
         raise DataError(
-            f"cameras = {str(path)!r} does not exist",
+            f"cameras = {str(path)!r} {'is no file' if path.exists() else 'does not exist'}",
             expected="a text file with a row a view: azimuth, elevation, distance",
         )
     rows = []

@@ -95,6 +95,7 @@ def stage_config(config: MeshTrainConfig, stage: str, init: str) -> TrainConfig:
         "epochs": config.refine_epochs if is_second else config.epochs,
         "batch": config.batch,
         "lr": config.refine_lr if is_second else config.lr,
+        "on_bad_sample": config.on_bad_sample,
         "precision": config.precision,
         "device": config.device,
         "seed": config.seed,
