@@ -49,7 +49,7 @@ def decode_white_picture(
         image.load()
         if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
             raise ValueError("it holds NaN or infinite pixels")
-        return _squared(image, size)
+        return squared(image, size)
     except image_module.UnidentifiedImageError as error:
         raise UnreadablePicture(where, "no known picture format") from error
     except image_module.DecompressionBombError as error:  # Pillow's own limit, met before ours can be asked
@@ -65,7 +65,8 @@ def decode_white_picture(
         raise UnreadablePicture(where, str(error) or type(error).__name__) from error
 
 
-def _squared(image: Any, size: int) -> Tensor:
+def squared(image: Any, size: int) -> Tensor:  # [3, size, size] uint8
+    """A loaded picture turned as EXIF says, over white, with white borders, scaled."""
     from PIL import Image, ImageOps
 
     image = over_white(ImageOps.exif_transpose(image))
