@@ -201,6 +201,9 @@ def test_glb_strips_keep_their_side(tmp_path):
         (lambda d: d["buffers"][0].update(uri="../secret.bin"), "'../secret.bin', outside its own folder"),
         (lambda d: d["meshes"][0]["primitives"][0].update(mode=1), "it has no vertices"),
         (lambda d: d.pop("accessors"), "accessors"),
+        (lambda d: d["nodes"].insert(0, "a"), "its scene is not as glTF describes one"),
+        (lambda d: d.update(buffers=["a"]), "its scene is not as glTF describes one"),
+        (lambda d: d["meshes"][0]["primitives"][0].update(material=10**30), "its scene is not as glTF describes one"),
     ],
 )
 def test_glb_that_cannot_be_read(tmp_path, change, words):
@@ -229,7 +232,8 @@ def test_glb_that_cannot_be_read(tmp_path, change, words):
         ("a.ply", b"solid", "does not begin with a PLY header"),
         ("a.ply", b"ply\nformat odd 1.0\nend_header\n", "its format is neither"),
         ("a.ply", b"ply\nformat ascii 1.0\nend_header\n", "no element 'vertex'"),
-        ("a.glb", b"glTF", "GLB|buffer"),
+        ("a.glb", b"glTF", "it is cut short: 4 bytes are less than a GLB header"),
+        ("a.glb", glb([]), "its scene is not as glTF describes one"),
         ("a.glb", glb({}, version=1), "glTF version is 1"),
         ("a.glb", glb({})[:-3] + b"", "cut short"),
         ("a.stl", b"solid", r"\.stl is not read"),

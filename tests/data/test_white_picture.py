@@ -45,6 +45,14 @@ def test_grey_and_16_bit_grey(tmp_path):
     assert (deep.int() - found.int()).abs().max() <= 1
 
 
+@pytest.mark.parametrize("clear", [0, 65535])
+def test_16_bit_grey_with_a_transparent_value(tmp_path, clear):
+    deep = np.array([[0, 20000], [40000, 65535]], np.uint16)
+    found = read_white_picture(saved(tmp_path / "a.png", Image.fromarray(deep), transparency=clear), 2)
+    wanted = np.where(deep == clear, 255, deep // 257).astype(np.int64)
+    assert (found.long() - torch.from_numpy(wanted)).abs().max() <= 1
+
+
 def test_exif_turns_the_picture(tmp_path):
     pixels = np.full((6, 6, 3), 255, np.uint8)
     pixels[:3, :3] = 0

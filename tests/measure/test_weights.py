@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 
 import pytest
@@ -89,6 +91,43 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
         read_weights(tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x80\x02", b"PK\x03\x04 cut short"])
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_damaged_files_are_refused_by_name(tmp_path, name, content):
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors.torch")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecordError, match=rf"weights = '.*{name}' cannot be read: .* Copy or save it again"):
+        read_weights(tmp_path / name)
+
+
+class Hostile:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_hostile_pickle_is_not_executed_and_no_word_advises_to(tmp_path, protocol):
+    (tmp_path / "w.pt").write_bytes(pickle.dumps({"weight": Hostile(f"touch {tmp_path / 'trace'}")}, protocol))
+    with pytest.raises(
+        RecordError, match=r"w\.pt' cannot be read: it (asks for (posix|nt)\.system|is damaged)"
+    ) as caught:
+        read_weights(tmp_path / "w.pt")
+    assert not (tmp_path / "trace").exists() and "weights_only" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_said_in_a_few_words(tmp_path):
+    torch.save({f"other.{number}": torch.ones(1) for number in range(999)}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match=r"w\.pt' do not fit the model: .*--set workload\.NAME=VALUE") as caught:
+        built(tmp_path / "w.pt")
+    assert len(str(caught.value)) < 700
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"weights = '.*gone\.pt' does not exist"):
         read_weights(tmp_path / "gone.pt")
+    with pytest.raises(UsageError, match=r"weights = '.*' is no file\. Expected a \.safetensors file or a checkpoint"):
+        read_weights(tmp_path)

@@ -103,6 +103,15 @@ def test_the_threshold_is_on_the_squared_distance():
     assert scores["f1_tau"].item() == pytest.approx(2 * (100 / 3) * 100 / (400 / 3))
 
 
+def test_vertices_that_are_no_numbers_have_no_good_scores():
+    level = icosphere(1)
+    points = sphere_points(50)
+    vertices = level.vertices[None].clone()
+    vertices[0, 3] = torch.nan
+    scores = mesh_scores(vertices, level.faces, points, points)
+    assert not scores["chamfer"].isfinite().any() and scores["normal_consistency"].isnan().all()
+
+
 def test_normals_point_outward():
     level = icosphere(2)
     normals = vertex_normals(level.vertices[None], level.faces)[0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
 
 from hotlap.base.errors import DataError
+from hotlap.data.white_picture import decode_white_picture
 from hotlap.mesh import many as many_module
 from hotlap.mesh.drawn import draw_objects
 from hotlap.mesh.many import ManyPictures
@@ -58,6 +60,37 @@ def test_either_library_gives_the_same_pixels_of_a_jpeg(monkeypatch, mode, optio
     plain = many_module._pixels(stream.getvalue())
     assert quick.shape == plain.shape == (56, 72, 3)
     assert (quick == plain).all()
+
+
+def odd_pictures() -> dict[str, bytes]:
+    """A dark corner on white as files that say more than their colours."""
+    grey = np.full((64, 64), 255, np.uint8)
+    grey[:20, :40] = 60
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    made = {
+        "alpha": (Image.fromarray(np.dstack([np.zeros((64, 64, 3), np.uint8), 255 - grey])), "PNG", {}),
+        "grey": (Image.fromarray(grey), "PNG", {}),
+        "16-bit": (Image.fromarray(grey.astype(np.uint16) * 257), "PNG", {}),
+        "exif": (Image.fromarray(grey).convert("RGB"), "JPEG", {"exif": exif, "quality": 95}),
+        "wide": (Image.fromarray(grey[:30]).convert("RGB"), "JPEG", {"quality": 95}),
+    }
+    files = {}
+    for name, (image, kind, options) in made.items():
+        stream = io.BytesIO()
+        image.save(stream, kind, **options)
+        files[name] = stream.getvalue()
+    return files
+
+
+@pytest.mark.parametrize("name", ["alpha", "grey", "16-bit", "exif", "wide"])
+def test_pictures_are_read_as_a_prediction_reads_them(name):
+    content = odd_pictures()[name]
+    place = np.zeros((64, 64, 3), np.uint8)
+    many_module._decode_into(content, 0, place)
+    wanted = decode_white_picture(content, 64, name).permute(1, 2, 0).numpy()
+    assert np.abs(place.astype(int) - wanted).max() <= 1
+    assert place[63, 0].min() > 240, "white stays white"
 
 
 def test_jpegs_of_any_size_and_in_any_number_of_threads(device):

@@ -96,9 +96,29 @@ def test_published_variables_that_do_not_fit(tmp_path):
     np.savez(file, **(arrays | {"net/Conv2D_2/W:0": np.zeros((3, 3, 5, 32))}))
     with pytest.raises(DataError, match=r"'net/Conv2D_2/W:0' of .* has the shape \[32, 5, 3, 3\]"):
         convert_tensorflow(stage, file)
-    file.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match=r"a.npz' cannot be read"):
+    whole = {name: tensor.clone() for name, tensor in stage.state_dict().items()}
+    np.savez(file, **({n: a + 1 for n, a in arrays.items()} | {"net/graphconvolution_12_vars/bias:0": np.zeros(7)}))
+    with pytest.raises(DataError, match=r"'net/graphconvolution_12_vars/bias:0' of .* has the shape \[7\]"):
         convert_tensorflow(stage, file)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in stage.state_dict().items()), "filled by half"
+    content = file.read_bytes()
+    for damaged in (b"not an archive", b"", content[: len(content) // 2], content[:9000] + b"?" * 99 + content[9099:]):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a.npz' cannot be read"):
+            convert_tensorflow(stage, file)
+    numbered = tmp_path / "numbers.dat"
+    numbered.write_bytes(pickle.dumps({1: np.zeros(3)}))
+    with pytest.raises(DataError, match=r"numbers.dat' holds no arrays by name"):
+        convert_tensorflow(stage, numbered)
+
+
+def test_names_may_begin_with_their_numbers(tmp_path):
+    torch.manual_seed(0)
+    stage, other = RefineStage(hidden=8), RefineStage(hidden=8)
+    arrays = {name.replace("net/graphconvolution_", ""): array for name, array in published(stage).items()}
+    np.savez(tmp_path / "a.npz", **dict(sorted(arrays.items())))  # 10 before 2
+    convert_tensorflow(other, tmp_path / "a.npz")
+    assert same(stage, other)
 
 
 class Hostile:
@@ -146,6 +166,17 @@ def test_a_published_template(tmp_path):
     with torch.no_grad():
         want, got = (model.coarse(made["image"], made["cameras"]).vertices[-1] for model in (plain, read))
     torch.testing.assert_close(got, want)
+    odd = [
+        ("faces_triangle", data["faces_triangle"][:1]),
+        ("pool_idx", [data["pool_idx"][0] + 500, data["pool_idx"][1]]),
+        ("coord", "text"),
+        ("stage1", [None, (np.array([[0, 999]]), np.ones(1), (156, 156))]),
+        ("sample_coord", np.zeros((4, 3))),
+    ]
+    for name, value in odd:
+        file.write_bytes(pickle.dumps({**data, name: value}, protocol=2))
+        with pytest.raises(DataError, match=r"template '.*template.dat' does not fit together"):
+            read_template(file)
     del data["sample_coord"]
     file.write_bytes(pickle.dumps(data, protocol=2))
     with pytest.raises(DataError, match=r"template.dat' has no 'sample_coord'"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from solids import box
 
+from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.data.mesh_file import read_mesh, write_mesh
 from hotlap.data.white_picture import encode_png
@@ -102,12 +103,52 @@ def test_a_folder_without_pictures(weights, pictures, tmp_path):
             {"stage": "refine"},
             r"coarse\.pt' are not those of network = 'pixel2mesh-pp', stage = 'refine'.*--stage coarse",
         ),
-        ({"workload": {"hidden": 16, "levels": 1}}, r"coarse\.pt' do not fit the model"),
+        ({"workload": {"hidden": 16, "levels": 1}}, r"coarse\.pt' do not fit the model.*--set workload\.NAME=VALUE"),
     ],
 )
 def test_weights_of_another_network_are_refused(pictures, weights, tmp_path, changes, words):
     with pytest.raises(UsageError, match=words):
         predict_mesh(settings(pictures, weights, tmp_path, **changes))
+
+
+def test_weights_that_predict_no_places_are_refused_and_nothing_is_written(pictures, weights, tmp_path):
+    state = torch.load(weights, weights_only=True)
+    state["blocks.0.last.bias"][1] = torch.nan
+    torch.save(state, tmp_path / "nan.pt")
+    with pytest.raises(DataError, match=r"156 of 156 predicted vertices are NaN or infinite.*earlier checkpoint"):
+        predict_mesh(settings(pictures, tmp_path / "nan.pt", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_small_network_takes_one_picture_and_needs_no_camera(pictures, tmp_path):
+    pytest.importorskip("torchvision")
+    options = {"network": "pixel2mesh-lite", "workload": {"subdivisions": 0}}
+    torch.save(
+        open_workload("pixel2mesh-lite", "refine", {"subdivisions": 0}).build_model().state_dict(), tmp_path / "w.pt"
+    )
+    given = {**options, "stage": "refine", "cameras": None, "formats": ("ply",)}
+    told: list[events.Event] = []
+    one = settings(pictures, tmp_path / "w.pt", tmp_path / "out", images=(pictures / "0.png",), **given)
+    assert predict_mesh(one, told.append).num_vertices == 12
+    assert "no cameras were given: the picture is taken to be level" in told[0].text
+    middle = read_mesh(tmp_path / "out" / "mesh.ply").vertices.mean(0)
+    assert middle == pytest.approx((0, 0, 0), abs=0.05), "in the world, not 0.8 before the camera"
+    with pytest.raises(ConfigError, match=r"images = 2 files for network = 'pixel2mesh-lite'.*one"):
+        predict_mesh(settings(pictures, tmp_path / "w.pt", tmp_path / "two", **given))
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_views"),
+    [({}, 3), ({"chosen": (0, 1)}, 2), ({"network": "pixel2mesh-lite"}, 1), ({"views": 1}, 1)],
+)
+def test_no_more_views_are_asked_of_an_object_than_the_network_sees(tmp_path, changes, num_views):
+    assert MeshEvalConfig(data=tmp_path, **changes).num_views == num_views
+
+
+@pytest.mark.parametrize("chosen", [(0, -1), tuple(range(9))])
+def test_views_that_cannot_be_chosen(tmp_path, chosen):
+    with pytest.raises(ConfigError, match=f"chosen = {','.join(map(str, chosen))}"):
+        MeshEvalConfig(data=tmp_path, chosen=chosen)
 
 
 def test_evaluation_writes_scores_and_pictures(weights, tmp_path):
@@ -139,6 +180,14 @@ def test_evaluation_writes_scores_and_pictures(weights, tmp_path):
     bare = MeshEvalConfig(**{**vars(config), "weights": None, "split": "train", "pictures": 0, "chosen": (1, 0)})
     assert eval_mesh(bare, lambda event: heard.append(event.text)).num_objects == 2
     assert any("no weights were given" in text for text in heard)
+    for changes, words in (
+        ({"views": 5}, "it has 2 views, and views = 5"),
+        ({"chosen": (0, 7)}, "view 7 is asked of 2"),
+    ):
+        with pytest.raises(DataError, match=rf"cannot be scored: {words}.*Ask for views that it has") as caught:
+            eval_mesh(MeshEvalConfig(**{**vars(config), **changes, "out": tmp_path / "nothing"}))
+        assert "--on-bad-sample" not in str(caught.value), "an evaluation has no such option"
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_the_template_of_each_network_is_its_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -261,9 +262,29 @@ def test_shapenet_without_ground_truth_or_pictures(tmp_path):
     with pytest.raises(DataError, match=r"has 2 pictures\. Expected 3"):
         prepare_views(settings(tmp_path / "shapenet"))
     (truth,) = (tmp_path / "shapenet").rglob("*.dat")
-    truth.unlink()
-    with pytest.raises(DataError, match=r"no ground truth.*03001627_abc_00\.dat"):
+    truth.rename(truth.with_name("another.dat"))
+    with pytest.raises(DataError, match=r"03001627_abc: .*no ground truth.*03001627_abc_00\.dat"):
+        prepare_views(settings(tmp_path / "shapenet"))
+    truth.with_name("another.dat").unlink()
+    with pytest.raises(DataError, match=r"shapenet' has renderings but no ground truth.*_00\.dat"):
         find_sources(tmp_path / "shapenet")
+
+
+@pytest.mark.parametrize(("damaged", "words"), [("*.dat", "no ground truth"), ("01.png", r"01\.png' cannot be read")])
+def test_a_damaged_object_of_shapenet_is_left_out_and_the_others_made(tmp_path, damaged, words):
+    for name in ("good", "bad"):
+        shapenet(tmp_path / "shapenet" / name)
+    moved = tmp_path / "shapenet" / "bad" / "ShapeNetRendering" / "03001627"
+    (moved / "abc").rename(moved / "def")
+    (truth,) = (tmp_path / "shapenet" / "bad").rglob("*.dat")
+    truth = truth.rename(truth.with_name("03001627_def_00.dat"))
+    file = truth if damaged == "*.dat" else moved / "def" / "rendering" / damaged
+    file.unlink()
+    if damaged != "*.dat":
+        file.write_bytes(b"no picture")
+    done = prepare_views(settings(tmp_path / "shapenet", sheet=2))
+    assert done.names == ("03001627_abc",) and re.search(words, done.failed["03001627_def"])
+    assert not list((tmp_path / "prepared").glob("*def*")) and (tmp_path / "prepared" / "sheet.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -290,6 +311,8 @@ def test_camera_files(tmp_path):
         read_camera_rows(file)
     with pytest.raises(DataError, match=r"cameras = .*gone\.txt.* does not exist"):
         read_camera_rows(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"cameras = .* is no file"):
+        read_camera_rows(tmp_path)
 
 
 @pytest.mark.parametrize(

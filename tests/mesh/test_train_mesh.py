@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,12 @@ def test_the_second_stage_begins_with_the_weights_of_the_first(prepared):
     assert done.lines()[0] == "coarse: trained mesh-coarse"
 
 
+def test_objects_that_cannot_be_read_may_be_left_out(prepared):
+    trainer = FakeTrainer()
+    train_mesh(settings(prepared, on_bad_sample="skip"), ignore, trainer)
+    assert [config.on_bad_sample for config in trainer.asked] == ["skip", "skip"]
+
+
 def test_a_stage_alone(prepared):
     trainer = FakeTrainer()
     train_mesh(settings(prepared, stage="refine", init=prepared / "coarse.pt"), ignore, trainer)
@@ -87,6 +94,17 @@ def test_a_training_that_was_stopped_goes_on_where_it_was(prepared):
     assert [c.name for c in longer.asked] == ["mesh-refine"]
 
 
+def test_a_refinement_of_other_coarse_weights_is_neither_kept_nor_gone_on_with(prepared):
+    train_mesh(settings(prepared), ignore, FakeTrainer())
+    train_mesh(settings(prepared), ignore, FakeTrainer("interrupted"))  # a second training, stopped in its first stage
+    trainer = FakeTrainer()
+    done = train_mesh(settings(prepared, resume=True), ignore, trainer)
+    coarse, refine = trainer.asked
+    assert (coarse.resume, refine.resume) == ("mesh-coarse", ""), "the refinement belongs to the first training"
+    newest = max((prepared.parent / "runs" / "mesh-coarse").iterdir())
+    assert refine.workload["init"] == str(newest / "last.pt") and done.weights.endswith("last.pt")
+
+
 def test_a_stage_that_was_stopped_is_not_followed_by_the_next(prepared):
     trainer = FakeTrainer("interrupted")
     train_mesh(settings(prepared), ignore, trainer)
@@ -105,6 +123,7 @@ def test_a_training_that_never_began_is_begun_by_resume(prepared):
         ({"views": 9}, "views = 9"),
         ({"hold_out": 1}, "hold_out = 1"),
         ({"stage": "refine"}, "stage = 'refine' without init"),
+        ({"init": Path("a.pt")}, "init = 'a.pt' with stage = 'both'.*stage = 'refine'"),
         ({"network": "pixel2mesh-lite", "stage": "coarse"}, "stage = 'coarse' of network = 'pixel2mesh-lite'"),
         ({"train": {"epochs": 3}}, "train.epochs is decided"),
         ({"train": {"clip_normm": 3}}, "unknown setting 'clip_normm'.*clip_norm"),

@@ -26,12 +26,16 @@ def parse(content: bytes, path: Path) -> Mesh:
     try:
         scene = _Scene(*_read_chunks(content), path)
         return scene.mesh()
-    except (ValueError, IndexError, KeyError, TypeError, struct.error) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    except ValueError as error:
+        raise MeshFileError(str(path), str(error)) from error
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
+        reason = f"its scene is not as glTF describes one ({type(error).__name__}: {error})"
         raise MeshFileError(str(path), reason) from error
 
 
 def _read_chunks(content: bytes) -> tuple[dict[str, Any], bytes]:
+    if len(content) < 12:
+        raise ValueError(f"it is cut short: {len(content)} bytes are less than a GLB header")
     magic, version, length = struct.unpack_from("<III", content)
     if magic != MAGIC:
         raise ValueError("it does not begin with a GLB header")

@@ -49,7 +49,7 @@ def decode_white_picture(
         image.load()
         if image.mode == "F" and not np.isfinite(np.asarray(image)).all():
             raise ValueError("it holds NaN or infinite pixels")
-        return _squared(image, size)
+        return squared(image, size)
     except image_module.UnidentifiedImageError as error:
         raise UnreadablePicture(where, "no known picture format") from error
     except image_module.DecompressionBombError as error:  # Pillow's own limit, met before ours can be asked
@@ -65,7 +65,8 @@ def decode_white_picture(
         raise UnreadablePicture(where, str(error) or type(error).__name__) from error
 
 
-def _squared(image: Any, size: int) -> Tensor:
+def squared(image: Any, size: int) -> Tensor:  # [3, size, size] uint8
+    """A loaded picture turned as EXIF says, over white, with white borders, scaled."""
     from PIL import Image, ImageOps
 
     image = over_white(ImageOps.exif_transpose(image))
@@ -85,9 +86,19 @@ def over_white(image: Any) -> Any:
 
     if image.mode not in ALPHA_MODES and "transparency" not in image.info:
         return to_rgb(image)
-    coloured = image.convert("RGBA")
+    coloured = image.convert("RGBA") if not image.mode.startswith("I") else _deep_grey(image)
     white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
     return Image.alpha_composite(white, coloured).convert("RGB")
+
+
+def _deep_grey(image: Any) -> Any:
+    """A 16-bit grey picture, one of whose values is transparent, in RGBA; Pillow would cut its values off at 255."""
+    from PIL import Image
+
+    clear = np.asarray(image).astype(np.int64) == image.info["transparency"]
+    coloured = to_rgb(image).convert("RGBA")
+    coloured.putalpha(Image.fromarray(np.where(clear, 0, 255).astype(np.uint8)))
+    return coloured
 
 
 def encode_jpeg(picture: Tensor, quality: int = 95) -> bytes:  # [H, W, 3] uint8

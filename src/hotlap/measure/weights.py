@@ -6,6 +6,8 @@ import copy
 import hashlib
 import pickle
 import re
+import struct
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,20 @@ CHECKPOINT = re.compile(r"step-\d{8,}-(?P<digest>[0-9a-f]{16})\.pt")
 """A training's checkpoint, whose name ends with the digest of its bytes."""
 AVERAGED = "module."
 """Before the names of averaged weights."""
+UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OSError,
+    struct.error,
+)
+"""What torch raises on files that are no archive: it takes their bytes for a pickle's commands."""
+MOST_WORDS = 300
+"""Characters of an explanation; torch's may name every tensor of a model."""
 
 
 def with_weights(workload: Workload, file: Path) -> Workload:
@@ -44,7 +60,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     import torch
 
     if not file.is_file():
-        raise UsageError(f"weights = {str(file)!r} does not exist", expected="a .safetensors file or a checkpoint")
+        raise UsageError(
+            f"weights = {str(file)!r} {'is no file' if file.exists() else 'does not exist'}",
+            expected="a .safetensors file or a checkpoint",
+        )
     if file.suffix == ".safetensors":
         return _read_safetensors(file)
     named = CHECKPOINT.fullmatch(file.name)
@@ -55,22 +74,41 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             raise RecordError(f"weights = {str(file)!r} has the digest {digest}, not that of its name")
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise RecordError(
-            f"weights = {str(file)!r} cannot be read: {said}", expected="a state dict, without Python objects"
-        ) from error
+    except UNREADABLE as error:
+        raise _unreadable(file, error, "a state dict, without Python objects") from error
     return _state_dict(data, file)
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
         raise EnvironmentUnusable(
             f"weights = {str(file)!r} needs safetensors, which is not installed", remedy="pip install safetensors"
         ) from error
-    return load_file(file)
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file, error, "a whole .safetensors file") from error
+
+
+def _unreadable(file: Path, error: Exception, expected: str) -> RecordError:
+    said = "it is damaged, or of another kind"
+    if isinstance(error, pickle.UnpicklingError):  # whose words advise to execute what is in the file
+        named = re.search(r"(?:GLOBAL|type) ([\w.]+)", str(error))
+        said = f"it asks for {named[1]}" if named else said
+    elif isinstance(error, (RuntimeError, OSError)) or file.suffix == ".safetensors":
+        said = (str(error).strip().splitlines() or [said])[0]
+    return RecordError(
+        f"weights = {str(file)!r} cannot be read: {_short(said)}",
+        expected=expected,
+        remedy="Copy or save it again",
+    )
+
+
+def _short(said: str) -> str:
+    return textwrap.shorten(said, MOST_WORDS, placeholder=" ...")
 
 
 def _state_dict(data: Any, file: Path) -> dict[str, Tensor]:
@@ -94,6 +132,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], file: Path) ->
     except RuntimeError as error:
         said = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise UsageError(
-            f"weights = {str(file)!r} do not fit the model: {said}",
-            remedy="Give the options that it was trained with, as --set workload.width=16",
+            f"weights = {str(file)!r} do not fit the model: {_short(said)}",
+            remedy="Give the options that it was trained with, as --set workload.NAME=VALUE",
         ) from error

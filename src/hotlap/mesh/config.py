@@ -95,6 +95,8 @@ class MeshTrainConfig:
     """Every so many-th object, by name, is judged by and not trained on."""
     augment: bool = True
     """Mirrors half of the samples and exchanges their colours."""
+    on_bad_sample: Literal["raise", "skip"] = "raise"
+    """What happens to an object that cannot be read: stop and name it, or go on without."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """32-true, bf16-mixed or 16-mixed (with a loss scale)."""
     device: str = "auto"
@@ -119,6 +121,12 @@ class MeshTrainConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
         if self.stage == "refine" and self.init is None:
             raise ConfigError("stage = 'refine' without init", expected="the checkpoint of a coarse training")
+        if self.init is not None and self.stage != "refine":
+            raise ConfigError(
+                f"init = {str(self.init)!r} with stage = {self.stage!r}",
+                expected="stage = 'refine', which starts from it",
+                remedy="A first stage starts from weights with --set workload.init=FILE",
+            )
         if self.network == "pixel2mesh-lite" and self.stage != "both":
             raise ConfigError(
                 f"stage = {self.stage!r} of network = 'pixel2mesh-lite'", expected="both: it has one stage"
@@ -132,7 +140,8 @@ class MeshPredictConfig:
     images: tuple[Path, ...] = ()
     """Pictures of one object, 1 to 8, or one folder of them; over white or with transparency."""
     cameras: Path | None = None
-    """Text file, a row for each picture: azimuth, elevation, distance; or five numbers as ShapeNet renderings have."""
+    """Text file, a row for each picture: azimuth, elevation, distance; or five numbers as ShapeNet renderings have.
+    pixel2mesh-lite may go without."""
     weights: Path | None = None
     """Checkpoint of a training, or .safetensors."""
     network: Network = "pixel2mesh-pp"
@@ -198,6 +207,16 @@ class MeshEvalConfig:
         for name, least in (("hold_out", 2), ("points", 1), ("batch", 1), ("pictures", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
+        if len(self.chosen) > MAX_VIEWS or min(self.chosen, default=0) < 0:
+            given = ",".join(str(number) for number in self.chosen)
+            raise ConfigError(f"chosen = {given}", expected=f"at most {MAX_VIEWS} numbers of views, from 0 on")
+
+    @property
+    def num_views(self) -> int:
+        """How many views of an object are read."""
+        if self.network == "pixel2mesh-lite":
+            return max(1, len(self.chosen))
+        return len(self.chosen) or self.views
 
 
 def _check_network(config: MeshTrainConfig | MeshEvalConfig) -> None:

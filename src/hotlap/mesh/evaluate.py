@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
-from hotlap.base.errors import StorageError
+from hotlap.base.errors import DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count
 from hotlap.data.white_picture import encode_png
@@ -26,6 +26,7 @@ from hotlap.mesh.preview import as_mesh, draw_points, grid
 from hotlap.mesh.render import render_views
 from hotlap.mesh.workload import MeshWorkload
 from hotlap.records.run import write_atomic
+from hotlap.workload import BadSample
 
 THRESHOLD = f"F-scores at tau = {TAU:g} and 2 tau, on squared distances"
 ASIDE_DEG = 70.0
@@ -78,7 +79,7 @@ def eval_mesh(config: MeshEvalConfig, emit: Emit = ignore) -> MeshScores:
     """Scores the network on a prepared folder; writes scores.csv and pictures.png."""
     train, held_out = split_files(prepared_files(config.data), config.hold_out)
     files = {"held-out": held_out, "train": train, "all": sorted([*train, *held_out])}[config.split]
-    data = ViewedObjects(files, views=config.views, points=config.points, train=False, chosen=config.chosen)
+    data = ViewedObjects(files, views=config.num_views, points=config.points, train=False, chosen=config.chosen)
     device = pick_device(config.device)
     if config.weights is None:
         emit(events.warn("no weights were given: the untrained network is scored, which gives its template"))
@@ -89,10 +90,17 @@ def eval_mesh(config: MeshEvalConfig, emit: Emit = ignore) -> MeshScores:
     model = model.to(device)
     scored = []
     emit(events.start("eval", len(files)))
-    for thing in score_objects(workload, model, data, device, batch=config.batch):
-        scored.append(thing)
-        emit(events.advance("eval", len(scored), len(files), thing.name))
-    emit(events.finish("eval"))
+    try:
+        for thing in score_objects(workload, model, data, device, batch=config.batch):
+            scored.append(thing)
+            emit(events.advance("eval", len(scored), len(files), thing.name))
+    except BadSample as error:
+        raise DataError(
+            f"object {error.where} cannot be scored: {error.reason}",
+            remedy="Ask for views that it has, or run 'hotlap mesh views' again",
+        ) from error
+    finally:
+        emit(events.finish("eval"))
     return _written(config, summary(scored), scored, data, workload.faces(model).cpu())
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.data.picture_file import UnreadablePicture
+from hotlap.data.white_picture import decode_white_picture, squared
 from hotlap.measure.graph import GraphedStep
 from hotlap.mesh.cameras import SIZE_PX
 from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
@@ -22,6 +24,8 @@ JPEG = b"\xff\xd8"
 """The first bytes of such a file."""
 MOST_WORKERS = 6
 """Threads that decode: they share the interpreter's lock, and on 16 cores more of them only waited for one another."""
+EXIF, EXIF_WITHIN = b"Exif\0", 4096
+"""What begins notes on how a picture is to be turned, and how far into a file it may stand."""
 _SLOTS = 2
 """Batches in host memory: one is being copied while the next is being decoded."""
 
@@ -38,8 +42,8 @@ class ManyPictures:
         workers: int = 0,
         dtype: torch.dtype | None = torch.bfloat16,
     ) -> None:
-        """Pictures are scaled to ``size``. ``workers`` threads decode, 0 for as many as there are cores, up to 6;
-        ``dtype`` is autocast's, None for none.
+        """Pictures are read as 'hotlap mesh predict' reads them, at ``size``. ``workers`` threads decode, 0 for as many
+        as there are cores, up to 6; ``dtype`` is autocast's, None for none.
         """
         self._model, self._batch, self._dtype = model.eval(), batch, dtype
         self._device = model.mesh.vertices.device
@@ -111,15 +115,25 @@ def _decode_share(pictures: Sequence[bytes], start: int, share: range, places: n
 
 
 def _decode_into(content: bytes, number: int, place: np.ndarray) -> None:
+    size = len(place)
     try:
+        if not _is_plain(content):
+            place[:] = decode_white_picture(content, size, str(number)).permute(1, 2, 0).numpy()
+            return
         pixels = _pixels(content)
-    except (OSError, ValueError, SyntaxError, RuntimeError) as error:
+    except (OSError, ValueError, SyntaxError, RuntimeError, UnreadablePicture) as error:
+        reason = error.reason if isinstance(error, UnreadablePicture) else error
         raise DataError(
-            f"picture {number} cannot be decoded: {error}", expected="a PNG or JPEG file's bytes"
+            f"picture {number} cannot be decoded: {reason}", expected="a PNG or JPEG file's bytes"
         ) from error
     if pixels.shape != place.shape:
-        pixels = np.asarray(_pillow().fromarray(pixels).resize((place.shape[1], place.shape[0])))
+        pixels = squared(_pillow().fromarray(pixels), size).permute(1, 2, 0).numpy()
     place[:] = pixels
+
+
+def _is_plain(content: bytes) -> bool:
+    """Whether a picture is its pixels and no more: others may be transparent, deep, or turned by EXIF."""
+    return content.startswith(JPEG) and content.find(EXIF, 0, EXIF_WITHIN) < 0
 
 
 def _pixels(content: bytes) -> np.ndarray:  # [H, W, 3] uint8

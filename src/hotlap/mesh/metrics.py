@@ -46,7 +46,8 @@ def mesh_scores(
         scores[f"f1_{name}"] = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
         scores[f"precision_{name}"], scores[f"recall_{name}"] = precision, recall
     if normals is not None:
-        beside = normals.gather(1, near.x_index[..., None].expand(-1, -1, 3)).float()
+        index = near.x_index.clamp(min=0)  # a vertex that is NaN has no nearest point; its scores are NaN too
+        beside = normals.gather(1, index[..., None].expand(-1, -1, 3)).float()
         cosine = F.cosine_similarity(vertex_normals(vertices.float(), faces), beside, dim=2)
         scores["normal_consistency"] = cosine.abs().mean(1)
     return scores

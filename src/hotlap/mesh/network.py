@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import UsageError
+from hotlap.base.errors import DataError, UsageError
 from hotlap.measure.weights import load_weights, read_weights
 from hotlap.mesh.pixel2mesh_lite import Pixel2MeshLite
 from hotlap.mesh.template import Level, ellipsoid, make_level
@@ -59,8 +59,16 @@ def _fits(kind: tuple[str, str], state: dict[str, Tensor]) -> bool:
 def predict_vertices(
     workload: MeshWorkload, model: nn.Module, image: Tensor, cameras: Tensor
 ) -> Tensor:  # [B, V, 3, H, W], [B, V, 5]
-    """The finest vertices [B, N, 3] in the frame of the first view, in float32."""
-    return workload.predict(model, {"image": image, "cameras": cameras}).float()
+    """The finest vertices [B, N, 3] in the frame of the first view, in float32; weights that give none are refused."""
+    vertices = workload.predict(model, {"image": image, "cameras": cameras}).float()
+    num_bad = int((~vertices.isfinite()).any(2).sum())
+    if num_bad:
+        raise DataError(
+            f"{num_bad} of {vertices.shape[0] * vertices.shape[1]} predicted vertices are NaN or infinite",
+            expected="weights that predict places",
+            remedy="Take an earlier checkpoint: with these weights the training had failed",
+        )
+    return vertices
 
 
 def template_of(model: nn.Module) -> Level:

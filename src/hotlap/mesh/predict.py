@@ -11,16 +11,21 @@ from torch import Tensor
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_count
 from hotlap.data.mesh_file import Mesh, write_mesh
 from hotlap.data.picture_file import SUFFIXES
 from hotlap.data.white_picture import encode_gif, encode_png, read_white_picture
 from hotlap.engine.parts import pick_device
-from hotlap.mesh.cameras import SIZE_PX, Cameras
+from hotlap.mesh.cameras import SIZE_PX, Cameras, checked_rows
 from hotlap.mesh.config import MAX_VIEWS, MeshPredictConfig
 from hotlap.mesh.network import load_network, predict_vertices
 from hotlap.mesh.preview import as_mesh, strip, turntable
 from hotlap.mesh.sources import read_camera_rows
 from hotlap.records.run import write_atomic
+
+LITE = "pixel2mesh-lite"
+LEVEL = (0.0, 0.0, 0.8)
+"""Where the one picture of pixel2mesh-lite is taken from if nobody says: its meshes lie 0.8 before the camera."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +45,16 @@ def predict_mesh(config: MeshPredictConfig, emit: Emit = ignore) -> PredictedMes
     if config.weights is None:
         raise ConfigError("no weights were given", remedy="Give --weights CHECKPOINT, from 'hotlap mesh train'")
     paths = find_pictures(config.images)
-    rows = _camera_rows(config, len(paths))
+    if config.network == LITE and len(paths) > 1:
+        raise ConfigError(
+            f"images = {len(paths)} files for network = {LITE!r}", expected="one: it sees a single picture"
+        )
+    rows = _camera_rows(config, len(paths), emit)
     images = torch.stack([read_white_picture(path, SIZE_PX) for path in paths])
     device = pick_device(config.device)
     workload, model = load_network(config.network, config.stage, config.workload, config.weights)
     model = model.to(device)
-    emit(events.note(f"{len(paths)} views: {', '.join(path.name for path in paths)}"))
+    emit(events.note(f"{format_count(len(paths), 'view')}: {', '.join(path.name for path in paths)}"))
     vertices = predict_vertices(workload, model, images[None].to(device), rows[None].to(device))[0].cpu()
     in_world = Cameras.from_rows(rows[0]).to_world(vertices)
     faces = workload.faces(model).cpu()
@@ -84,16 +93,21 @@ def find_pictures(given: tuple[Path, ...]) -> list[Path]:
     return paths
 
 
-def _camera_rows(config: MeshPredictConfig, num_views: int) -> Tensor:  # [V, 5]
+def _camera_rows(config: MeshPredictConfig, num_views: int, emit: Emit) -> Tensor:  # [V, 5]
+    if config.cameras is None and config.network == LITE:
+        emit(events.note(f"no cameras were given: the picture is taken to be level, from {LEVEL[2]:g} away"))
+        return checked_rows([LEVEL])
     if config.cameras is None:
+        rows_asked = format_count(num_views, "row")
         raise ConfigError(
             "no cameras were given",
-            expected=f"--cameras FILE with {num_views} rows of azimuth, elevation (degrees) and distance",
+            expected=f"--cameras FILE with {rows_asked} of azimuth, elevation (degrees) and distance",
             remedy="An object 0.57 long from corner to corner is seen whole from 0.8 away",
         )
     rows = read_camera_rows(config.cameras)
     if len(rows) != num_views:
         raise DataError(
-            f"cameras = {str(config.cameras)!r} has {len(rows)} rows", expected=f"{num_views}, one for each picture"
+            f"cameras = {str(config.cameras)!r} has {format_count(len(rows), 'row')}",
+            expected=f"{num_views}, one for each picture",
         )
     return rows

@@ -86,7 +86,8 @@ def prepare_views(config: ViewsConfig, emit: Emit = ignore) -> PreparedFolder:
         emit(events.finish("views"))
     names = [source.name for source in sources if source.name not in failed]
     if not names:
-        raise DataError(f"none of the {len(sources)} objects of {str(config.folder)!r} can be used: {failed}")
+        name, why = min(failed.items())
+        raise DataError(f"none of the {len(sources)} objects of {str(config.folder)!r} can be used. {name}: {why}")
     index = {"version": VERSION, "recipe": _recipe(config), "objects": names, "failed": failed}
     index["variants"] = config.variants
     write_atomic(config.out / INDEX, json.dumps(index, indent=1) + "\n")

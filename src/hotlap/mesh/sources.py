@@ -13,7 +13,8 @@ from torch import Tensor
 from hotlap.base.errors import DataError
 from hotlap.data.mesh_file import SUFFIXES
 from hotlap.data.plain_pickle import load_plain_pickle
-from hotlap.mesh.cameras import Cameras, checked_rows
+from hotlap.data.white_picture import decode_white_picture
+from hotlap.mesh.cameras import SIZE_PX, Cameras, checked_rows
 from hotlap.mesh.viewed_object import ViewedObject
 
 METADATA = "rendering_metadata.txt"
@@ -35,11 +36,14 @@ class Source:
     path: Path
     """The mesh file, or the folder of its renderings."""
     ground_truth: Path | None = None
-    """The .dat file with its points; None for a mesh."""
+    """The .dat file with its points, which may be missing; None for a mesh."""
 
     def signature(self) -> str:
         """Differs when the file has been changed."""
-        stat = (self.ground_truth or self.path).stat()
+        file = self.ground_truth or self.path
+        if not file.exists():
+            return "missing"
+        stat = file.stat()
         return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
@@ -81,37 +85,46 @@ def _meshes(folder: Path) -> list[Source]:
 
 
 def _rendered(folder: Path, metadata: list[Path]) -> list[Source]:
+    """Objects with renderings. One without ground truth is refused when it is read: others may have theirs."""
     truths = {path.stem: path for path in folder.rglob("*.dat")}
+    if not truths:
+        raise DataError(
+            f"{str(folder)!r} has renderings but no ground truth", expected="<category>_<model>_00.dat files"
+        )
     sources = []
     for file in metadata:
         model = file.parent.parent
         category = model.parent.name
         name = f"{category}_{model.name}"
-        if f"{name}_00" not in truths:
-            raise DataError(
-                f"{str(file.parent)!r} has no ground truth",
-                expected=f"{name}_00.dat somewhere below {str(folder)!r}",
-            )
+        truth = truths.get(f"{name}_00", folder / f"{name}_00.dat")
         known = CATEGORIES.get(category, category)
-        sources.append(Source(name=name, category=known, path=file.parent, ground_truth=truths[f"{name}_00"]))
+        sources.append(Source(name=name, category=known, path=file.parent, ground_truth=truth))
     return sources
 
 
 def read_rendered(source: Source) -> ViewedObject:
     """The object of a rendered ShapeNet folder; its points, which are in the frame of view 0, in the world."""
     assert source.ground_truth is not None
+    if not source.ground_truth.is_file():
+        raise DataError(
+            f"{str(source.path)!r} has no ground truth",
+            expected=f"{source.ground_truth.name} somewhere below {str(source.ground_truth.parent)!r}",
+        )
     cameras = read_camera_rows(source.path / METADATA)
     pictures = sorted(source.path.glob("*.png"))[: len(cameras)]
     if len(pictures) < len(cameras):
         raise DataError(
             f"{str(source.path)!r} has {len(pictures)} pictures", expected=f"{len(cameras)}, as {METADATA} has rows"
         )
+    contents = tuple(path.read_bytes() for path in pictures)
+    for path, content in zip(pictures, contents, strict=True):
+        decode_white_picture(content, SIZE_PX, str(path))  # damaged ones would end a training later
     values = torch.from_numpy(read_ground_truth(source.ground_truth))
     first = Cameras.from_rows(cameras[0])
     return ViewedObject(
         name=source.name,
         category=source.category,
-        pictures=tuple(path.read_bytes() for path in pictures),
+        pictures=contents,
         cameras=cameras,
         points=first.to_world(values[:, :3]),
         normals=values[:, 3:] @ first.camera_from_world,
@@ -122,7 +135,7 @@ def read_camera_rows(path: Path) -> Tensor:  # [V, 5]
     """The cameras in a text file, one row of numbers a view, apart by blanks or commas; # begins a comment."""
     if not path.is_file():
         raise DataError(
-            f"cameras = {str(path)!r} does not exist",
+            f"cameras = {str(path)!r} {'is no file' if path.exists() else 'does not exist'}",
             expected="a text file with a row a view: azimuth, elevation, distance",
         )
     rows = []

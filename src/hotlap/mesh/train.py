@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
@@ -94,6 +95,7 @@ def stage_config(config: MeshTrainConfig, stage: str, init: str) -> TrainConfig:
         "epochs": config.refine_epochs if is_second else config.epochs,
         "batch": config.batch,
         "lr": config.refine_lr if is_second else config.lr,
+        "on_bad_sample": config.on_bad_sample,
         "precision": config.precision,
         "device": config.device,
         "seed": config.seed,
@@ -108,18 +110,21 @@ def stage_config(config: MeshTrainConfig, stage: str, init: str) -> TrainConfig:
 
 
 def _finished(settings: TrainConfig) -> RunRecord | None:
-    """The newest training of this name, if it came to its end with as many epochs."""
-    try:
-        found = find_training(settings.name, settings.runs, settings.target)
-    except ConfigError:
-        return None
-    is_done = found.status == "complete" and found.config.get("epochs", 0) >= settings.epochs
+    """The newest training of this stage, if it came to its end with as many epochs."""
+    found = _begun(settings)
+    is_done = found is not None and found.status == "complete" and found.config.get("epochs", 0) >= settings.epochs
     return found if is_done else None
 
 
 def _resumed(settings: TrainConfig) -> TrainConfig:
+    return settings if _begun(settings) is None else dataclasses.replace(settings, resume=settings.name)
+
+
+def _begun(settings: TrainConfig) -> RunRecord | None:
+    """The newest training of this name, if it started from the same weights; a refinement of others is another one."""
     try:
-        find_training(settings.name, settings.runs, settings.target)
+        found = find_training(settings.name, settings.runs, settings.target)
     except ConfigError:
-        return settings  # this stage has not begun yet
-    return dataclasses.replace(settings, resume=settings.name)
+        return None
+    before, now = (Path(workload.get("init") or "") for workload in (found.config["workload"], settings.workload))
+    return found if before.resolve() == now.resolve() else None

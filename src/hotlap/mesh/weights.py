@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,21 +88,40 @@ def convert_tensorflow(stage: nn.Module, file: Path) -> None:
     for what, wanted, found in (("convolutions", convolutions, kernels), ("graph layers", layers, graphs)):
         if len(wanted) != len(found):
             raise DataError(f"{str(file)!r} has {len(found)} {what}", expected=f"{len(wanted)}, as the stage has")
+    filled: list[tuple[Tensor | None, np.ndarray, str]] = []
+    for conv, name in zip(convolutions, kernels, strict=True):
+        bias = _partner(arrays, name, (r"(W|weights|kernel)(:0)?$", ("b", "biases", "bias")), file)
+        filled += [(conv.weight, arrays[name].transpose(3, 2, 0, 1), name), (conv.bias, arrays[bias], bias)]
+    for layer, name in zip(layers, graphs, strict=True):
+        second = _partner(arrays, name, (r"weights_0(:0)?$", ("weights_1",)), file)
+        if arrays[name].ndim != 2 or arrays[second].shape != arrays[name].shape:
+            raise DataError(
+                f"{name!r} and {second!r} of {str(file)!r} have the shapes {list(arrays[name].shape)} and "
+                f"{list(arrays[second].shape)}",
+                expected="two matrices of one shape",
+            )
+        bias = _partner(arrays, name, (r"weights_0(:0)?$", ("bias",)), file)
+        both = np.concatenate([arrays[name], arrays[second]], 1)
+        filled += [(layer.weight, both, name), (layer.bias, arrays[bias], bias)]
+    for parameter, array, name in filled:  # all of them first, so that a stage is never filled by half
+        _check(parameter, array, name, file)
     with torch.no_grad():
-        for conv, name in zip(convolutions, kernels, strict=True):
-            _copy(conv.weight, arrays[name].transpose(3, 2, 0, 1), name, file)
-            bias = _partner(arrays, name, (r"(W|weights|kernel)(:0)?$", ("b", "biases", "bias")), file)
-            _copy(conv.bias, arrays[bias], bias, file)
-        for layer, name in zip(layers, graphs, strict=True):
-            second = _partner(arrays, name, (r"weights_0(:0)?$", ("weights_1",)), file)
-            both = np.concatenate([arrays[name], arrays[second]], 1)
-            _copy(layer.weight, both, name, file)
-            bias = _partner(arrays, name, (r"weights_0(:0)?$", ("bias",)), file)
-            _copy(layer.bias, arrays[bias], bias, file)
+        for parameter, array, _ in filled:
+            assert parameter is not None
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
 
 
 def read_template(file: Path) -> tuple[Template, HypothesisGraph]:
     """The meshes and hypotheses of a published template, a pickle of arrays; nothing in it is executed."""
+    try:
+        return _template(file)
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"template {str(file)!r} does not fit together: {error}", expected="a template of Pixel2Mesh++"
+        ) from error
+
+
+def _template(file: Path) -> tuple[Template, HypothesisGraph]:
     data = load_plain_pickle(_bytes(file), str(file))
     wanted = ("coord", "stage1", "stage2", "stage3", "pool_idx", "faces_triangle", "sample_coord", "sample_cheb_dense")
     for name in wanted:
@@ -118,6 +139,8 @@ def read_template(file: Path) -> tuple[Template, HypothesisGraph]:
     offsets, matrix = (
         torch.tensor(np.asarray(a), dtype=torch.float32) for a in (data["sample_coord"], data["sample_cheb_dense"][1])
     )
+    if offsets.shape != (len(matrix), 3) or matrix.shape != (len(matrix), len(matrix)):
+        raise ValueError(f"sample_coord is {list(offsets.shape)} and sample_cheb_dense {list(matrix.shape)}")
     return Template(levels=tuple(levels)), HypothesisGraph(offsets=offsets, support=matrix)
 
 
@@ -125,6 +148,9 @@ def _published_level(vertices: Tensor, faces: Tensor, edges: Tensor, support: An
     """A level with the support that is given as (places, numbers, shape)."""
     places, numbers = np.asarray(support[0]).astype(np.int64), np.asarray(support[1]).astype(np.float32)
     count = len(vertices)
+    for what, numbered in (("face", faces.numpy()), ("support", places)):
+        if numbered.size and not 0 <= numbered.min() <= numbered.max() < count:
+            raise ValueError(f"a {what} names vertex {numbered.max()} of {count}")
     neighbours = torch.arange(count)[:, None].repeat(1, MAX_NEIGHBOURS)
     values = torch.zeros(count, 1 + MAX_NEIGHBOURS)
     used = [0] * count
@@ -154,10 +180,11 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
         try:
             with np.load(file, allow_pickle=False) as opened:
                 return {name: opened[name] for name in opened.files}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{str(file)!r} cannot be read: {error}", expected="an .npz of plain arrays") from error
     data = load_plain_pickle(_bytes(file), str(file))
-    if not isinstance(data, dict) or not all(isinstance(value, np.ndarray) for value in data.values()):
+    plain = isinstance(data, dict) and all(isinstance(k, str) and isinstance(v, np.ndarray) for k, v in data.items())
+    if not plain:
         raise DataError(f"{str(file)!r} holds no arrays by name", expected="a pickled dict of arrays, or an .npz")
     return data
 
@@ -165,7 +192,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 def _in_order(names: list[str]) -> list[str]:
     """By the numbers in the names, where a name without one comes before those with."""
     return sorted(
-        names, key=lambda name: [(text, int(digits or 0)) for text, digits in re.findall(r"([^\d]+)(\d*)", name)]
+        names, key=lambda name: [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
     )
 
 
@@ -180,10 +207,11 @@ def _partner(arrays: Mapping[str, Any], name: str, rule: tuple[str, tuple[str, .
     raise DataError(f"{str(file)!r} has {name!r} without {' or '.join(ends)}")
 
 
-def _copy(parameter: Tensor | None, array: np.ndarray, name: str, file: Path) -> None:
+def _check(parameter: Tensor | None, array: np.ndarray, name: str, file: Path) -> None:
     assert parameter is not None
     if tuple(parameter.shape) != array.shape:
         raise DataError(
             f"{name!r} of {str(file)!r} has the shape {list(array.shape)}", expected=str(list(parameter.shape))
         )
-    parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)))
+    if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        raise DataError(f"{name!r} of {str(file)!r} holds NaN or infinity", expected="numbers")
