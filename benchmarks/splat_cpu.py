@@ -66,8 +66,8 @@ def facts() -> dict[str, float]:
     with torch.no_grad():
         drawn = splat(as_splats(SCENE.make(CPU)), SCENE.view, "cpu")
     return {
-        "drawn_splats": int((drawn.radii.amax(-1) > 0).sum()),
-        "pairs": int(drawn.tiles_per_splat.sum()),
+        "drawn_splats": int((drawn.facts.radii.amax(-1) > 0).sum()),
+        "pairs": int(drawn.facts.tiles_per_splat.sum()),
         "mean_alpha": drawn.alphas.mean().item(),
     }
 

@@ -340,6 +340,7 @@ def test_mixed_types_and_devices_are_named(change, message):
         ({"near": 3.0, "far": 2.0}, ConfigError, "near = 3 and far = 2 are not valid"),
         ({"near": 0.0}, ConfigError, "near = 0 and far"),
         ({"eps2d": -0.1}, ConfigError, r"eps2d = -0\.1 is not valid"),
+        ({"radius_clip": float("nan")}, ConfigError, "radius_clip = nan is not valid"),
         ({"width": 0}, ConfigError, "width = 0 is too small"),
         ({"height": -1}, ConfigError, "height = -1 is too small"),
     ],

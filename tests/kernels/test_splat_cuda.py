@@ -156,6 +156,35 @@ def test_a_second_backward_pass_of_a_small_scene_gives_the_same(on_host, monkeyp
     assert first["means"].abs().sum() > 0
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        SplatCase(splats=61, options={"sh_degree": 1, "raw": True}),
+        SplatCase(splats=37, cameras=2, channels=6, options={"raw": True, "depth": True}),
+    ],
+    ids=lambda case: case.id,
+)
+def test_a_backward_pass_in_a_graph_can_run_again_without_its_forward_pass(case, on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda_plan, "FEW_SPLATS", 2**18)
+    launched, launch = [], cuda_program.launch
+    monkeypatch.setattr(cuda_program, "launch", lambda *given: (launched.append(given), launch(*given)))
+    splats = as_splats(case.make(CPU))
+    drawn = cuda.forward(splats, case.view)
+    assert drawn.saved.cleared
+    given = (torch.ones_like(drawn.colors), None, None, frozenset({*cuda.PLANES, "colors"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_room, "capturing", lambda device: True)
+        recorded = cuda.backward(splats, case.view, drawn, *given)
+    first = {name: grad.clone() for name, grad in recorded.items()}
+    assert first["means"].abs().sum() > 0 and first["colors"].abs().sum() > 0
+    for _ in range(2):
+        launch(*launched[-1])
+        assert max(relative_errors(recorded, first).values()) < 1e-5
+    later = cuda.backward(splats, case.view, drawn, *given)
+    assert max(relative_errors(later, first).values()) < 1e-5
+
+
 def test_a_missing_barrier_of_a_warp_is_seen(on_host):
     on_host(without="warp_barrier();  // what is staged is there for all")
     case = SplatCase(splats=90, channels=2, size=0.6, opacity=6.0, options={"raw": True})
@@ -278,6 +307,37 @@ def test_every_tile_has_its_place_and_long_lists_come_first(num_tiles, capacity,
     assert not told or frame["told"].tolist() == [total]
     assert frame["order"].tolist()[:2] == [2, num_tiles - 1]
     assert frame["order"].sort().values.tolist() == list(range(num_tiles))
+
+
+@pytest.mark.parametrize("each", [2**20, 2**26])
+def test_counts_that_no_room_is_enough_for_stop_at_a_number_above_it(each, on_host):
+    on_host()
+    num_tiles, capacity = 3000, cuda_room.MOST_PAIRS
+    frame = {"num_cameras": 1, "tiles_x": num_tiles, "tiles_y": 1, "capacity": capacity, "project_blocks": 1} | {
+        "cursors": torch.tensor([each] * num_tiles + [0], dtype=torch.int32), "needed": cuda_room.needed_by_graphs(CPU),
+        "told": torch.zeros(1, dtype=torch.int32), "order": torch.zeros(num_tiles, dtype=torch.int32),
+        "ranges": torch.full((num_tiles + 1,), -1, dtype=torch.int32),
+    }  # fmt: skip
+    cuda_program.launch(PLAIN, (("splat_project_fwd_kernel", 1, 1),), frame_with(**frame), CPU)
+    assert frame["told"].tolist() == [2**30] and capacity < 2**30
+    wanted = (torch.arange(num_tiles + 1) * each).clamp(max=capacity)
+    assert torch.equal(frame["ranges"].long(), wanted)
+
+
+def test_a_frame_that_no_room_is_enough_for_is_refused(on_host, monkeypatch):
+    on_host()
+    monkeypatch.setattr(cuda_room, "STEP", 1)
+    monkeypatch.setattr(cuda_room, "MOST_PAIRS", 30)
+    case, splats = one_large_splat()
+    with pytest.raises(UsageError, match=r"\(1, 70, 100\) on cpu has more than 30 pairs .* Draw fewer cameras at once"):
+        cuda.forward(splats, case.view)
+    assert LARGE not in cuda_room.ROOM.known, "later frames of this size do not pay for it"
+    monkeypatch.setattr(cuda_room, "MOST_PAIRS", 35)
+    assert int(cuda.forward(splats, case.view).facts.tiles_per_splat.sum()) == 35
+
+
+def test_the_first_guess_is_no_more_than_kernels_can_count():
+    assert cuda_room.Room().of(LARGE._replace(cameras=9), num_splats=2**27) == cuda_room.MOST_PAIRS < 2**30
 
 
 def one_large_splat() -> tuple[SplatCase, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum
 
 import pytest
 import torch
@@ -16,6 +17,13 @@ from hotlap.splat import rasterize
 CASE = SplatCase(splats=40, cameras=2, background=True)
 SH = SplatCase(splats=40, background=True, options={"sh_degree": 2, "raw": True})
 CPU = torch.device("cpu")
+
+
+class Shutter(Enum):
+    """As gsplat has it."""
+
+    TOP_TO_BOTTOM = 0
+    GLOBAL = 4
 
 
 @pytest.fixture(autouse=True)
@@ -382,6 +390,10 @@ def test_compiles_whole_with_its_gradients(device):
         ({"channel_chunk": 0}, ConfigError, "channel_chunk = 0 is too small"),
         ({"camera_model": "fisheye"}, ConfigError, r"camera_model = 'fisheye' is not supported\. Expected 'pinhole'"),
         ({"sparse_grad": True}, ConfigError, r"sparse_grad = True is not supported\. Expected False"),
+        ({"covars": torch.eye(3).expand(40, 3, 3)}, ConfigError, r"covars of shape \[40, 3, 3\] is not .* None"),
+        ({"rolling_shutter": Shutter.TOP_TO_BOTTOM}, ConfigError, r"rolling_shutter = .*TOP.* Expected 'GLOBAL'"),
+        ({"sh_degree": 1.5}, TypeError, "'float' object cannot be interpreted as an integer"),
+        ({"radius_clip": float("nan")}, ConfigError, "radius_clip = nan is not valid"),
         ({"width": 0}, ConfigError, "width = 0 is too small"),
         ({"width": 37.0}, TypeError, "'float' object cannot be interpreted as an integer"),
         ({"near_plane": float("nan")}, ConfigError, "near = nan and far"),
@@ -404,6 +416,7 @@ def test_wrong_arguments_are_named_at_every_call(options, error, message):
 def test_arguments_of_gsplat_that_ask_for_nothing_else_are_taken():
     inputs = CASE.make(CPU)
     others = {"packed": False, "tile_size": 8, "camera_model": "pinhole", "distributed": False, "covars": None}
+    others["rolling_shutter"] = Shutter.GLOBAL
     assert torch.equal(draw(inputs, CASE, **others)[0], draw(inputs, CASE)[0])
 
 

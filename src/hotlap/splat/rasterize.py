@@ -21,9 +21,9 @@ RASTERIZE_MODES = ("classic", "antialiased")
 ONLY = {
     "camera_model": "pinhole", "sparse_grad": False, "distributed": False, "with_ut": False, "with_eval3d": False,
     "covars": None, "radial_coeffs": None, "tangential_coeffs": None, "thin_prism_coeffs": None,
-    "ftheta_coeffs": None, "viewmats_rs": None,
+    "ftheta_coeffs": None, "viewmats_rs": None, "rolling_shutter": "GLOBAL",
 }  # fmt: skip
-"""Arguments of gsplat's that are taken with these values only."""
+"""Arguments of gsplat's that are taken with these values only; that of an enumeration by its name."""
 FACTS = {"radii": "radii", "depths": "depths", "conics": "conics", "tiles_per_gauss": "tiles_per_splat"}
 """The tensors without gradients of a frame's meta, and what they are called here."""
 LATER = object()
@@ -83,7 +83,7 @@ def rasterize(
     compiling = torch.compiler.is_compiling()
     view = (_view if compiling else _view_once)(
         render_mode, rasterize_mode, index(width), index(height), float(near_plane), float(far_plane), float(eps2d),
-        float(radius_clip), sh_degree, raw, absgrad,
+        float(radius_clip), None if sh_degree is None else index(sh_degree), raw, absgrad,
     )  # fmt: skip
     splats = Splats(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds)
     # Spelled out, for a loop would take the host three times as long.
@@ -127,8 +127,11 @@ def _check_others(channel_chunk: int, others: dict[str, Any]) -> None:
             continue
         if name not in ONLY:
             raise TypeError(f"rasterize() got an unexpected keyword argument {name!r}")
-        if value is not ONLY[name] and value != ONLY[name]:
-            raise ConfigError(f"{name} = {value!r} is not supported", expected=repr(ONLY[name]))
+        only = ONLY[name]
+        if hasattr(value, "shape"):  # all of its numbers would be printed
+            raise ConfigError(f"{name} of shape {list(value.shape)} is not supported", expected=repr(only))
+        if getattr(value, "name", value) != only:
+            raise ConfigError(f"{name} = {value!r} is not supported", expected=repr(only))
 
 
 def _in_one_type(splats: Splats) -> Splats:

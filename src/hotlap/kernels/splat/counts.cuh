@@ -12,7 +12,8 @@ splat_clear_kernel(const Frame f) {
 
 #define SCAN_MOST (1 << 30)  // more than any capacity: sums stop there, so that they do not overflow
 
-DEVICE int add_up(int a, int b) { return a + b < SCAN_MOST ? a + b : SCAN_MOST; }
+// Of numbers up to SCAN_MOST, two of which would overflow.
+DEVICE int add_up(int a, int b) { return a < SCAN_MOST - b ? a + b : SCAN_MOST; }
 
 // The sum of `value` over this lane and those before it.
 DEVICE int sum_upto(int value) {

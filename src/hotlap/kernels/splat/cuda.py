@@ -205,6 +205,7 @@ def _complete(splats: Splats, view: View, drawn: Drawn) -> None:
     saved: Saved = drawn.saved
     while saved.told is not None and not saved.told.wait():
         saved.told.warn()
+        saved.told.check_limit()
         saved.plan = _plan(splats, view)
         saved.told = room.Told(saved.plan.key, saved.plan.num_splats, saved.plan.capacity)
         _draw(splats, view, drawn)
@@ -256,7 +257,8 @@ def backward(
     """The gradients asked for, by name; ``means2d`` is that of the blending alone, without ``v_means2d``."""
     device = splats.means.device
     check_determinism(device)
-    if drawn.saved.told is not None and not room.capturing(device):
+    captured = room.capturing(device)
+    if drawn.saved.told is not None and not captured:
         _complete(splats, view, drawn)
     saved: Saved = drawn.saved
     plan, frame = saved.plan, frame_type().from_buffer_copy(saved.frame)
@@ -264,6 +266,8 @@ def backward(
     inputs = inputs_of(splats)
     found = _room_for_gradients(inputs, needs)
     kernels, sums = plan.backward[1:], None
+    # A graph may run this pass again without the forward pass: then it leaves the sums as it has found them.
+    frame.sums_each = frame.sums_each if captured and saved.cleared else 0
     if saved.cleared:
         saved.cleared = False
     elif plan.key.cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):

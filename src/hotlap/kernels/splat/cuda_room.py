@@ -22,6 +22,8 @@ from hotlap.base.errors import UsageError
 
 STEP = 2**16
 """Room for pairs is a multiple of this, so that memory of one size serves many frames."""
+MOST_PAIRS = 2**30 - STEP
+"""Of a frame: the kernels count up to 2**30, which stands for more."""
 FIRST_FRAMES = 8
 """Frames of a size that the host waits for: a trainer's first cameras tell how much the pairs vary."""
 
@@ -98,7 +100,7 @@ class Room:
 
 
 def _steps(pairs: int) -> int:
-    return -(-pairs // STEP) * STEP
+    return min(-(-pairs // STEP) * STEP, MOST_PAIRS)
 
 
 ROOM = Room()
@@ -190,7 +192,8 @@ class Told:
                 self.count = self._slot.number.value
                 self._slots[self.key.device].append(self._slot)
                 self._unread.remove(self)
-                ROOM.learn(self.key, self.count, self.num_splats)
+                if self.count <= MOST_PAIRS:  # a frame that is refused is no reason for more memory
+                    ROOM.learn(self.key, self.count, self.num_splats)
             return self.count
 
     @classmethod
@@ -217,6 +220,14 @@ class Told:
             RuntimeWarning,
             stacklevel=3,
         )
+
+    def check_limit(self) -> None:
+        """Refuses a frame that no room is enough for, once its count is known."""
+        if self.count is not None and self.count > MOST_PAIRS:
+            raise UsageError(
+                f"a frame of {self._size()} on {self.key.device} has more than {MOST_PAIRS} pairs of tile and splat",
+                remedy="Draw fewer cameras at once, a smaller picture, or splats that cover less of it",
+            )
 
     def _size(self) -> str:
         return f"(cameras, height, width) = {tuple(self.key[1:])}"

@@ -129,6 +129,8 @@ def _check_view(view: View) -> None:
         raise ConfigError(f"near = {view.near:g} and far = {view.far:g} are not valid", expected="0 < near < far")
     if not 0 <= view.eps2d < float("inf"):
         raise ConfigError(f"eps2d = {view.eps2d:g} is not valid", expected="0 or more")
+    if view.radius_clip != view.radius_clip:  # no extent is more than NaN, and nothing would be drawn
+        raise ConfigError(f"radius_clip = {view.radius_clip:g} is not valid", expected="a number of pixels")
 
 
 def _not_alike(name: str, tensor: Tensor, means: Tensor) -> ConfigError:
