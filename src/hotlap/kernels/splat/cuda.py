@@ -266,9 +266,8 @@ def backward(
     inputs = inputs_of(splats)
     found = _room_for_gradients(inputs, needs)
     kernels, sums = plan.backward[1:], None
-    # A graph may run this pass again without the forward pass: then it leaves the sums as it has found them.
-    frame.sums_each = frame.sums_each if captured and saved.cleared else 0
-    if saved.cleared:
+    # A graph may run this pass again without the forward pass, so that it has to clear by itself.
+    if saved.cleared and not captured:
         saved.cleared = False
     elif plan.key.cameras != 1 or variant.sums > 11 or not needs.issuperset(PLANES):
         sums = inputs[0].new_zeros(plan.key.cameras, plan.num_splats, variant.sums)

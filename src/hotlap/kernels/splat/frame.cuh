@@ -67,7 +67,7 @@ struct Frame {
     int project_blocks;        // of the projection, for a camera
     int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
     int sort_first;            // 1: the blending kernel sorts its tile's list; only with one pixel a thread
-    int sums_each;             // of a splat, that the projection clears for the backward pass, or this for the next; 0: none
+    int sums_each;             // of a splat, that the projection clears for the backward pass; 0: none
     int coefficients;          // K
     int colors_by_camera;      // 1: [C, N, D]
     int raw;                   // 1: scales are logarithms, opacities logits

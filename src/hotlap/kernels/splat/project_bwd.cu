@@ -268,7 +268,6 @@ UNROLL
             for (int i = 0; i < CHANNELS; i++) to[i] = (more ? to[i] : 0.0f) + (seen ? *sum_place(f, row, 6 + i) : 0.0f);
         }
 #endif
-        for (int i = 0; i < SUMS && seen && f.sums_each; i++) *sum_place(f, row, i) = 0.0f;
 #if CAMERA
         add_camera(f, camera, v_camera, by_warp);
 #endif
