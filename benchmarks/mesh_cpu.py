@@ -4,7 +4,8 @@
 
 ``plain`` is the network as torch runs it by default; ``kernels`` runs graph convolutions and the reading of features by
 Hotlap's own kernels, vertices in portions that stay in the caches; ``kernels, channels last`` has its pictures in NHWC
-order too. Each must give plain float32's vertices up to a mean error of 1e-3 of the object's size, or gets no figure.
+order too; ``kernels, bf16`` multiplies in bfloat16, which pays where the processor has instructions for it. Each must
+give plain float32's vertices up to a mean error of 1e-3 of the object's size, or gets no figure.
 Seconds are the clock's and the processor's: on a machine that other work shares the processor's are the fairer ones.
 """
 
@@ -27,7 +28,12 @@ from hotlap.measure.session import Session
 from hotlap.records.environment import capture
 from hotlap.targets import load_target
 
-ARMS = {"plain": "cpu", "kernels": "cpu:kernels", "kernels, channels last": "cpu:channels_last+kernels"}
+ARMS = {
+    "plain": "cpu",
+    "kernels": "cpu:kernels",
+    "kernels, channels last": "cpu:channels_last+kernels",
+    "kernels, bf16": "cpu:bf16+kernels",
+}
 LARGEST_ERROR = 1e-3
 """Mean distance of vertices over the object's size."""
 ASKED = 2.0
