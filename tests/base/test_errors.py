@@ -25,6 +25,7 @@ def test_a_paragraph_says_what_is_wrong_what_was_expected_and_what_to_do():
         (errors.ShapeError, 2),
         (errors.RecordError, 2),
         (errors.DataError, 2),
+        (errors.TooLarge, 2),
         (errors.EnvironmentUnusable, 4),
         (errors.DeviceUnavailable, 4),
         (errors.KernelUnavailable, 4),
