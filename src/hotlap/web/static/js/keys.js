@@ -90,7 +90,7 @@ const named = (event) => {
 
 /** Whether an element uses keys itself. */
 const types = (element) =>
-  element.closest("dialog") !== null || ["TEXTAREA", "SELECT"].includes(element.tagName)
+  element.closest("dialog[open]") !== null || ["TEXTAREA", "SELECT"].includes(element.tagName)
   || (element.tagName === "INPUT" && element.type !== "checkbox");
 
 function pressed(event) {
