@@ -17,6 +17,7 @@ from hotlap.base.format import (
     format_percent,
     format_ratio,
 )
+from hotlap.base.kernel_name import kernel_label
 from hotlap.records.run import RunRecord
 
 NUM_ROWS = 12
@@ -66,7 +67,7 @@ def _rows_table(what: str, rows: list[dict[str, Any]]) -> Table:
             "tensor cores" if row.get("tensor_cores") else "no tensor cores" if row.get("tensor_cores") is False else ""
         )
         table.add_row(
-            Text(row["name"][:80]),
+            Text(kernel_label(row["name"])[:80]),
             row["category"],
             format_mean_count(row["calls"]),
             format_ms(row["ms"]),
@@ -111,5 +112,6 @@ def _change_table(kind: str, rows: list[dict[str, Any]]) -> Table:
     for row in rows[:NUM_ROWS]:
         change = row["after_ms"] - row["before_ms"]
         words = Text(("+" if change > 0 else "-") + format_ms(abs(change)), style="red" if change > 0 else "green")
-        table.add_row(Text(row["name"][:80]), format_ms(row["before_ms"]), format_ms(row["after_ms"]), words)
+        name = Text(kernel_label(row["name"])[:80])
+        table.add_row(name, format_ms(row["before_ms"]), format_ms(row["after_ms"]), words)
     return table

@@ -17,6 +17,7 @@ from hotlap.base.format import (
     format_percent,
     format_ratio,
 )
+from hotlap.base.kernel_name import kernel_label
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.figures import Figure, figure
 from hotlap.tools.report.profile_charts import (
@@ -204,7 +205,7 @@ def _row(row: dict[str, Any]) -> TableRow:
     cores = {True: "tensor cores", False: "no tensor cores"}.get(row.get("tensor_cores"), "")  # type: ignore[arg-type]
     host = f"host {format_ms(row['host_ms'])}" if row.get("host_ms") else ""
     return TableRow(
-        name=row["name"],
+        name=kernel_label(row["name"]),
         category=row["category"],
         css=_css(row["category"]),
         calls=format_mean_count(row["calls"]),
@@ -295,7 +296,7 @@ def _change_figures(diff: dict[str, Any]) -> list[Figure]:
     found = []
     for kind, title in titles.items():
         rows = [
-            ChangeRow(label=row["name"], before_ms=row["before_ms"], after_ms=row["after_ms"])
+            ChangeRow(label=kernel_label(row["name"]), before_ms=row["before_ms"], after_ms=row["after_ms"])
             for row in (diff.get(kind) or [])[:NUM_CHANGES]
             if row["before_ms"] != row["after_ms"]
         ]
