@@ -44,6 +44,8 @@ class Trainer:
         self.config, self.stage, self.device, self.emit = config, stage, device, emit
         self.team = team or Alone()
         start = start_splats(stage.scene, stage.views, config, stage.extent)
+        if len(start["means"]) == config.most_splats < (config.start_splats or len(stage.scene.points)):
+            emit(events.warn(f"max_splats = {config.most_splats}: no more of the scene's points become splats"))
         rates = rates_of(config, stage.extent)
         room = min(config.most_splats, 2 * len(start["means"])) if config.strategy != "none" else 0
         self.state = SplatState(start, rates, AdamConfig(mode=config.adam), device, capacity=room)
