@@ -172,8 +172,9 @@ class SplatTrainConfig:
     """Steps between two rows of metrics, at which the training is also looked after."""
     abort_psnr_drop: float = 3.0
     """The training stops if the held-out PSNR falls so many dB below its best; 0 for never."""
-    abort_growth: float = 2.0
-    """The training stops if one densification would multiply the splats by more; 0 for never."""
+    abort_growth: float = 1.9
+    """The training stops if one densification would multiply the splats by more, of which 2 is the most there can be
+    and 1.5 is usual with few points; 0 for never."""
     pictures: int = 8
     """Held-out pictures drawn beside the photographs at the end."""
     view: int | None = dataclasses.field(default=None, metadata={"bare": 8080})

@@ -48,6 +48,7 @@ def _density(every: int, most: int, grad: float, prune: float, sigma: float) -> 
     return {
         "strategy": "adc", "densify_signal": "world", "densify_every": every, "max_splats": most, "densify_grad": grad,
         "prune_opacity": prune, "split_sigma": sigma, "densify_from": 0, "reset_every": 0, "prune_scale": 0.0,
+        "abort_growth": 0.0,
     }  # fmt: skip
 
 
