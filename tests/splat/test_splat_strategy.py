@@ -9,7 +9,7 @@ import torch
 
 from hotlap.kernels.adam.state import AdamConfig
 from hotlap.splat.config import SplatTrainConfig, config_with
-from hotlap.splat.guard import Guard, Stopped
+from hotlap.splat.guard import Guard, Stopped, health
 from hotlap.splat.judge import Model
 from hotlap.splat.mcmc import MarkovChain
 from hotlap.splat.state import SplatState

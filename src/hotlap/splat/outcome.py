@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ REMEDY = "Free some space or choose another folder"
 
 def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why: str) -> dict[str, Any]:
     """Writes everything; what came of the training, by name."""
-    model, stage = trainer.model(), trainer.stage
+    model, stage = sound(trainer.model()), trainer.stage
     splats = as_splats(model)
+    if len(splats) < trainer.state.count:
+        emit(events.warn(f"{trainer.state.count - len(splats)} splats that cannot be drawn are not in {MODEL}"))
     write_splats(folder / MODEL, splats)
     write_cameras(folder / CAMERAS, stage.cameras)
     outcome: dict[str, Any] = {
-        "status": status, "why": why, "steps": trainer.step, "splats": trainer.state.count,
+        "status": status, "why": why, "steps": trainer.step, "splats": len(splats),
         "seconds": trainer.seconds, "recordings": trainer.steps.num_recordings,
         "lost_splats": trainer.guard.num_lost, "extent": stage.extent, "sh_degree": model.degree,
         "background": [0.0, 0.0, 0.0] if model.background is None else model.background[0].tolist(),
@@ -102,6 +105,15 @@ def as_splats(model: Model) -> Splats:
         logit_opacities=array(params["opacities"]), sh0=array(params["colors"][:, 0]),
         shN=array(params["colors"][:, 1:]),
     )  # fmt: skip
+
+
+def sound(model: Model) -> Model:
+    """The model without splats that no file holds: a training that went wrong may be left with such ones alone."""
+    bad = torch.from_numpy(as_splats(model).bad())
+    if not bool(bad.any()):
+        return model
+    params = {name: tensor[~bad.to(tensor.device)] for name, tensor in model.params.items()}
+    return replace(model, params=params)
 
 
 def as_model(splats: Splats, device: torch.device, background: list[float] | None = None) -> Model:

@@ -216,9 +216,11 @@ class Keeper:
         """After a training went wrong: the best checkpoint, or else the last, in place of what it came to."""
         which = "best" if self.store.best_path() else "latest"
         found = self.store.load(which, map_location="cpu")
-        if found is not None:
-            self.trainer.load_state_dict(found.state)
-            self.emit(events.note(f"the model is that of step {found.step}"))
+        if found is None:
+            self.emit(events.warn("no checkpoint was saved before: the model is what the training came to"))
+            return
+        self.trainer.load_state_dict(found.state)
+        self.emit(events.note(f"the model is that of step {found.step}"))
 
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
