@@ -22,6 +22,7 @@ from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE
+from hotlap.splat.judge import psnr
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.train import train, train_model
 
