@@ -231,7 +231,7 @@ class SplatEvalConfig:
     scene: str = ""
     """Another place of the scene; empty for the one it was trained on."""
     train_views: bool = False
-    """Judges by the pictures it was trained on instead."""
+    """Judges by the pictures it was trained on instead, from the poses that were refined."""
     pictures: int = 8
     """Pictures drawn beside the photographs."""
     lpips: bool = True

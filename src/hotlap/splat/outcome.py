@@ -17,7 +17,7 @@ from hotlap.base.events import Emit
 from hotlap.data.splats import Splats, write_splats
 from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal, read_journal
-from hotlap.splat.album import draw_curves, save_picture, sheet_of, side_by_side
+from hotlap.splat.album import draw_curves, file_names, save_picture, sheet_of, side_by_side
 from hotlap.splat.cameras import Cameras
 from hotlap.splat.judge import Model, Score, judged, mean_scores
 from hotlap.splat.lpips import NET, why_no_lpips
@@ -74,12 +74,12 @@ def judge_all(
     scores: list[Score] = []
     rows: list[Any] = []
     shown = set(range(0, len(cameras), max(1, -(-len(cameras) // most)))) if most else set()
+    files = file_names(cameras.names)
     emit(events.start("judge", len(cameras)))
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
-            name = f"{Path(score.name).stem}.png"
             rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / "pictures" / name, rows[-1])
+            save_picture(folder / "pictures" / files[len(scores)], rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))
