@@ -195,6 +195,10 @@ class SplatTrainConfig:
             value = getattr(self, name)
             if not 0 <= value <= most:
                 raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at most {most:g}")
+        if self.hold_out == 1:
+            raise ConfigError(
+                "hold_out = 1 leaves no picture to train on", expected="0 (hold out nothing) or at least 2"
+            )
         unknown = [name for name in self.learn if name not in LEARNABLE]
         if unknown:
             raise UnknownName(f"learn names {unknown[0]!r}", remedy=did_you_mean(unknown[0], LEARNABLE))
