@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -130,6 +131,22 @@ def test_ssim_is_of_the_pixels_that_count():
     mask[:, 30:] = 0
     assert similarity(drawn, photograph, mask) == pytest.approx(similarity(drawn[:, :30], photograph[:, :30]), abs=1e-5)
     assert similarity(photograph / 255, photograph, mask) == pytest.approx(1)
+
+
+def test_a_picture_that_is_masked_all_over_has_no_score(scene_folder, tmp_path):
+    from PIL import Image
+
+    folder, out = tmp_path / "scene", tmp_path / "run"
+    copytree(scene_folder, folder)
+    (folder / "masks").mkdir()
+    Image.new("L", (48, 32), 0).save(folder / "masks" / "view_000.png")
+    train(config_with(scene=str(folder), out=str(out), device="cpu", steps=4, strategy="none", eval_every=2))
+    results = json.loads((out / "results.json").read_text())
+    assert [image["name"] for image in results["images"]] == ["view_008.png"]
+    assert results["held_out"]["psnr"] == results["images"][0]["psnr"] < 50
+    Image.new("L", (48, 32), 0).save(folder / "masks" / "view_008.png")
+    with pytest.raises(DataError, match="leave no pixel to judge by"):
+        evaluate(SplatEvalConfig(run=str(out), device="cpu"))
 
 
 def test_an_orbit_goes_round_at_the_size_asked_for(trained, tmp_path):

@@ -57,6 +57,8 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
             scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=weights, emit=emit)
     finally:
         pictures.close()
+    if not scores:
+        raise DataError(f"the masks of the scene {settings.scene!r} leave no pixel to judge by")
     found = {
         "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
         "mean": mean_scores(scores), "lpips": "not asked for" if weights is None else why_no_lpips(weights) or NET,

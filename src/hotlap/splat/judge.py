@@ -64,13 +64,16 @@ def judged(
 ) -> Iterator[tuple[Score, Tensor, Tensor]]:
     """For some views by number: the score, the picture drawn [H, W, 3] and the photograph [H, W, 3] uint8.
 
-    ``lpips`` is None for none, or where its weights are ('' for the usual places).
+    ``lpips`` is None for none, or where its weights are ('' for the usual places). A view of which a mask leaves no
+    pixel has no score.
     """
     has_lpips = lpips is not None and not why_no_lpips(lpips)
     for number in which:
+        picture = pictures[number]
+        if picture.mask is not None and not bool(picture.mask.any()):
+            continue
         height, width = cameras.sizes[number]
         drawn = model.draw(cameras.viewmats[number], cameras.Ks[number], height, width).clamp(0, 1)
-        picture = pictures[number]
         photograph = picture.image.to(drawn.device)
         mask = None if picture.mask is None else picture.mask.to(drawn.device)
         score = Score(
@@ -96,7 +99,7 @@ def similarity(drawn: Tensor, photograph: Tensor, mask: Tensor | None = None) ->
         return float(ssim(drawn[None], photograph[None]))
     # The kernel's mean is that of all pixels, of which those left out are equal. Float64: conv2d may round to TF32.
     found = ssim_map_ref(*compared(drawn.double()[None], photograph[None], mask[None]))[0].mean(-1)
-    return float((found * mask).sum() / mask.sum()) if bool(mask.any()) else 1.0
+    return float((found * mask).sum() / mask.sum())
 
 
 def mean_scores(scores: Sequence[Score]) -> dict[str, float]:

@@ -74,12 +74,12 @@ def judge_all(
     scores: list[Score] = []
     rows: list[Any] = []
     shown = set(range(0, len(cameras), max(1, -(-len(cameras) // most)))) if most else set()
-    files = file_names(cameras.names)
+    files = dict(zip(cameras.names, file_names(cameras.names), strict=True))
     emit(events.start("judge", len(cameras)))
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
             rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / "pictures" / files[len(scores)], rows[-1])
+            save_picture(folder / "pictures" / files[score.name], rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))

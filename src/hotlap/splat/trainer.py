@@ -187,7 +187,8 @@ class Trainer:
         which = range(num) if not most else sorted({round(n * (num - 1) / max(1, most - 1)) for n in range(most)})
         found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
         scores = mean_scores([score for score, _, _ in found])
-        self.figures["held-out PSNR"] = scores["psnr"]
+        if scores:
+            self.figures["held-out PSNR"] = scores["psnr"]
         return scores
 
     def state_dict(self) -> dict[str, Any]:
