@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
@@ -162,6 +162,25 @@ def test_ctrl_c_leaves_a_record_and_the_last_checkpoint(settings):
     assert CheckpointStore(Path(config.out) / "checkpoints").steps() == [10]
 
 
+def test_no_record_of_a_training_that_failed_says_that_it_runs(settings, monkeypatch):
+    def fail(step, trainer):
+        raise RuntimeError("out of memory")
+
+    config = settings()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(config, watch=fail)
+    record = load_record(config.out)
+    assert record.status == "failed" and record.notes == ["RuntimeError: out of memory"]
+
+    def full(*args, **kwargs):
+        raise StorageError("no space is left")
+
+    monkeypatch.setattr("hotlap.splat.train.close_training", full)
+    with pytest.raises(StorageError, match="no space is left"):
+        train(config)
+    assert load_record(config.out).status == "failed"
+
+
 def test_a_single_picture_is_overfitted_and_its_model_saved(settings):
     config = settings("m7", steps=40, start_splats=300, lr_background=0.05, scale=1.0, sh_degree=0, log_every=40)
     done = train_model(config)
@@ -207,6 +226,7 @@ def test_a_training_that_stops_before_its_first_checkpoint_leaves_what_can_be_dr
     assert any("100 splats that cannot be drawn are not in model.ply" in text for text in said)
     results = json.loads((Path(config.out) / RESULTS).read_text())
     assert len(read_splats(Path(config.out) / MODEL)) == results["splats"] == 300
+    assert "; 300 splats" in record.verdict.headline
     assert "nan" not in str(results["held_out"])
 
 
