@@ -35,6 +35,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from benchmarks.splat_train_arms import LIKE_M7, Aside, Clock, say, time_m7, tra
 from hotlap.base.events import ignore
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
+from hotlap.records.run import write_atomic
 from hotlap.splat.config import SplatTrainConfig, config_with
 from hotlap.splat.judge import judged, mean_scores
 from hotlap.splat.stage import open_scene, open_stage
@@ -80,6 +82,7 @@ def one_job(arguments: argparse.Namespace) -> dict[str, Any]:
     stage = open_stage(config, device, ignore)
     say(f"  {len(stage.cameras)} pictures read in {time.perf_counter() - began:.1f} s, kept on {stage.pictures.place}")
     found: dict[str, Any] = {"threads": torch.get_num_threads(), "config": encode(config)}
+    torch.manual_seed(arguments.seed)  # gsplat draws the places of split splats from torch's own chance
     found["card"] = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if arguments.who.startswith("m7"):
         return {**found, **time_m7(config, stage, device, arguments.timed_steps)}
@@ -133,10 +136,11 @@ def main() -> None:
     for path in arguments.merge:
         kept = merged(kept, json.loads(Path(path).read_text()))
     if arguments.merge:
-        out.write_text(json.dumps(kept, indent=1))
+        write_atomic(out, json.dumps(kept, indent=1))
     who = ["m7-cuda", "m7-cpu"] if arguments.who == "m7" else arguments.who.split(",")
     jobs = [(int(seed), name) for seed in arguments.seeds.split(",") for name in who] if arguments.scene else []
-    for number, (seed, name) in enumerate(jobs):
+    pictured = next((job for job in jobs if job[1] == "ours"), None)
+    for seed, name in jobs:
         label = f"{arguments.label or arguments.preset} {name} {arguments.images} {arguments.steps} seed {seed}"
         if any(job["label"] == label and "error" not in job for job in kept["jobs"]):
             say(f"{label}: known already")
@@ -147,9 +151,9 @@ def main() -> None:
             continue
         say(label)
         job = {"label": label, "who": name, "seed": seed, "steps": arguments.steps}
-        job |= run_job(name, seed, label, left, pictures=number == 0)
+        job |= run_job(name, seed, label, left, pictures=(seed, name) == pictured)
         kept = merged(kept, {"jobs": [job]})
-        out.write_text(json.dumps(kept, indent=1))
+        write_atomic(out, json.dumps(kept, indent=1))
         say(f"  {summary(job)}")
     for line in [*compared(kept["jobs"]), *table(kept["jobs"])]:
         say(line)
@@ -226,7 +230,9 @@ def run_job(name: str, seed: int, label: str, left: float, *, pictures: bool) ->
     words += ["--label", label, "--timeout", str(left - SPARE_S), *([] if pictures else ["--pictures", ""])]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout is not None
-    began, tail = time.monotonic(), list[str]()
+    tail, late = list[str](), threading.Event()
+    watch = threading.Timer(left, lambda: (late.set(), child.kill()))  # it may hang without a word
+    watch.start()
     try:
         for line in child.stdout:
             if line.startswith("RESULT "):
@@ -234,12 +240,12 @@ def run_job(name: str, seed: int, label: str, left: float, *, pictures: bool) ->
                 return found
             say(line.rstrip())
             tail = [*tail[-30:], line.rstrip()]
-            if time.monotonic() - began > left:
-                return {"error": f"stopped after {left:.0f} s", "tail": tail}
     finally:
+        watch.cancel()
         child.kill()
         child.wait()
-    return {"error": "the process ended without a result", "tail": tail}
+    said = f"stopped after {left:.0f} s" if late.is_set() else "the process ended without a result"
+    return {"error": said, "tail": tail}
 
 
 def summary(job: dict[str, Any]) -> str:

@@ -129,7 +129,7 @@ def train_gsplat(
     """gsplat's rasterization and default strategy, as its own example puts them together."""
     import gsplat
 
-    GsplatTraining(config, stage, clock.device, adam).run(WARM_STEPS)
+    GsplatTraining(dataclasses.replace(config, sh_every=2), stage, clock.device, adam).run(WARM_STEPS)
     training = GsplatTraining(config, stage, clock.device, adam)
     if (found := taken_up(kept, clock)) is not None:
         training.load(found)

@@ -5,8 +5,9 @@
 
 Pictures are read and kernels compiled once. Each training's held-out scores and seconds (steps, densification and
 logging; no reading, no judging) are added to the file when it ends; those that are there are not run again, and none
-is begun that would not end in time if it took as long as the longest before it. With ``--only fast --seeds 0,1,2
---timeout 110`` it is the preset itself, as often as there is time for.
+is begun that would not end in time if its steps took as long as the slowest before it. One that fails is kept with its
+error, tried again by the next call, and does not end the others. With ``--only fast --seeds 0,1,2 --timeout 110`` it is
+the preset itself, as often as there is time for.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch
 from benchmarks.splat_train import PUBLISHED
 from benchmarks.splat_train_arms import Clock, say, train_ours
 
+from hotlap.base.errors import HotlapError, UnknownName, did_you_mean
 from hotlap.base.events import ignore
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
-from hotlap.splat.config import config_with
+from hotlap.records.run import write_atomic
+from hotlap.splat.config import SplatTrainConfig, config_with
 from hotlap.splat.judge import judged, mean_scores
 from hotlap.splat.stage import open_stage
 
@@ -60,12 +63,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def run_one(arguments: argparse.Namespace, stage: Any, name: str, seed: int) -> dict[str, Any]:
-    """One training and its scores."""
+def config_of(arguments: argparse.Namespace, name: str, seed: int) -> SplatTrainConfig:
+    """The settings of one variant."""
     preset, changes = VARIANTS[name]
     changes = {**changes, **({"steps": arguments.steps} if arguments.steps else {})}
-    config = config_with(preset, scene=arguments.scene, images=arguments.images, scale=arguments.scale, seed=seed,
-                         device=arguments.device, **changes)  # fmt: skip
+    return config_with(preset, scene=arguments.scene, images=arguments.images, scale=arguments.scale, seed=seed,
+                       device=arguments.device, **changes)  # fmt: skip
+
+
+def run_one(arguments: argparse.Namespace, stage: Any, name: str, seed: int) -> dict[str, Any]:
+    """One training and its scores."""
+    config = config_of(arguments, name, seed)
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device(arguments.device)
     stage = stage or open_stage(config, device, ignore)
     model, found, _ = train_ours(config, stage, Clock(device, float("inf")), Path("never"), judge=False)
@@ -90,30 +98,46 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    began, longest, stage, out = time.monotonic(), 0.0, None, Path(arguments.out)
+    began, slowest, stage, out = time.monotonic(), 0.0, None, Path(arguments.out)
     kept = json.loads(out.read_text()) if out.is_file() else {"environment": encode(capture()), "jobs": []}
     names = arguments.only.split(",")
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise UnknownName(f"unknown variant {unknown[0]!r}", remedy=did_you_mean(unknown[0], VARIANTS))
     for seed in [int(one) for one in arguments.seeds.split(",")]:
         for name in names:
-            if any((job["name"], job["seed"]) == (name, seed) for job in kept["jobs"]):
+            if any((job["name"], job["seed"]) == (name, seed) and "error" not in job for job in kept["jobs"]):
                 continue
-            if time.monotonic() - began + longest > arguments.timeout:
+            steps = config_of(arguments, name, seed).steps
+            if time.monotonic() - began + slowest * steps > arguments.timeout:
                 say(f"{name}, seed {seed}: no time left")
                 continue
             say(f"{name}, seed {seed}")
             begun = time.monotonic()
-            found = run_one(arguments, stage, name, seed)
-            stage, longest = found["stage"], max(longest, time.monotonic() - begun)
-            kept["jobs"].append(found["job"])
-            out.write_text(json.dumps(kept, indent=1))
-    say("\n| variant | seed | PSNR dB | SSIM | seconds | splats |\n| --- | --- | --- | --- | --- | --- |")
-    for job in sorted(kept["jobs"], key=lambda job: -job["mean"]["psnr"]):
+            try:
+                found = run_one(arguments, stage, name, seed)
+                stage, job = found["stage"], found["job"]
+            except (HotlapError, torch.OutOfMemoryError) as error:
+                say(f"  failed: {error}")
+                job = {"name": name, "seed": seed, "error": f"{type(error).__name__}: {error}"}
+            else:
+                slowest = max(slowest, (time.monotonic() - begun) / steps)
+            kept["jobs"] = [one for one in kept["jobs"] if (one["name"], one["seed"]) != (name, seed)] + [job]
+            write_atomic(out, json.dumps(kept, indent=1))
+    for line in table(kept["jobs"]):
+        say(line)
+
+
+def table(jobs: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a row for each training that ended, the best first."""
+    lines = ["", "| variant | seed | PSNR dB | SSIM | seconds | splats |", "| --- " * 6 + "|"]
+    for job in sorted((job for job in jobs if "error" not in job), key=lambda job: -job["mean"]["psnr"]):
         mean = job["mean"]
-        say(
+        lines.append(
             f"| {job['name']} | {job['seed']} | {mean['psnr']:.3f} | {mean['ssim']:.4f} | {job['seconds']:.1f} | "
             f"{job['splats']:,} |"
         )
-    say(PUBLISHED)
+    return [*lines, PUBLISHED]
 
 
 if __name__ == "__main__":

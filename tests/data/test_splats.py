@@ -123,6 +123,17 @@ def test_damage_is_named(tmp_path, change, message):
         read_splats(tmp_path / "a.ply")
 
 
+def test_splats_that_the_header_does_not_count_are_not_lost_without_a_word(tmp_path):
+    path = tmp_path / "a.ply"
+    write_splats(path, make_splats(10, 3))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"element vertex 10\n", b"element vertex 7\n"))
+    with pytest.raises(DataError, match=r"a\.ply' has \d+ bytes after its last row, or its header is wrong"):
+        read_splats(path)
+    path.write_bytes(content + b"\n")
+    assert len(read_splats(path)) == 10, "an empty line more is no damage"
+
+
 def test_a_short_row_of_text_is_named(tmp_path):
     content = shuffled_ply(make_splats(2, 0), "", "f4", "")
     lines = content.split(b"\n")

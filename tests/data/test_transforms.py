@@ -240,3 +240,19 @@ def test_angles_and_clouds_that_are_none(tmp_path):
     nerfstudio(tmp_path, ply_file_path="gone.ply")
     with pytest.raises(DataError, match=r"point cloud .*gone\.ply', named as ply_file_path, does not exist"):
         read_scene(tmp_path)
+
+
+def test_a_dot_in_a_name_without_ending_is_no_ending(tmp_path):
+    synthetic(tmp_path, parts=("train",), each=2)
+    path = tmp_path / "transforms_train.json"
+    path.write_text(path.read_text().replace("/r_", "/r_0."))
+    for number in range(2):
+        (tmp_path / "train" / f"r_{number}.png").rename(tmp_path / "train" / f"r_0.{number}.png")
+    Image.new("RGBA", (20, 10)).save(tmp_path / "train" / "r_0.png")
+    assert [view.image.name for view in read_scene(tmp_path).views] == ["r_0.0.png", "r_0.1.png"]
+
+
+def test_a_name_that_is_a_folder_is_a_missing_picture(tmp_path):
+    nerfstudio(tmp_path, frame={"file_path": "/"})
+    with pytest.raises(DataError, match=r"1 of 3 pictures are not in .*'/'"):
+        read_scene(tmp_path)

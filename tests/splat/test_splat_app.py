@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
+import torch
 
-from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.cli.main import run
+from hotlap.data.colmap import read_model, write_model
 from hotlap.data.splats import read_splats
 from hotlap.splat.config import SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig, config_with
 from hotlap.splat.evaluate import evaluate
+from hotlap.splat.judge import similarity
 from hotlap.splat.opened import export, info
 from hotlap.splat.render import read_path, render
 from hotlap.splat.train import train
@@ -55,6 +60,93 @@ def test_views_are_drawn_as_they_were_judged(trained):
     assert [path.name for path in files] == ["view_000.png", "view_008.png"]
     judged = picture(trained / "pictures" / "view_000.png")[:, 48 + 4 : 2 * 48 + 4]
     assert np.abs(picture(files[0]) - judged).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def two_cameras(scene_folder, tmp_path_factory):
+    """The folder of a training on a scene whose pictures have the same names in two folders, and two sizes."""
+    from PIL import Image
+
+    folder, model = tmp_path_factory.mktemp("two") / "scene", read_model(scene_folder / "sparse" / "0")
+    images = []
+    for number, image in enumerate(model.images):
+        name = f"{'left' if number < 8 else 'right'}/{number % 8}.png"
+        (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        size = (48, 32) if number < 8 else (24, 16)
+        Image.open(scene_folder / "images" / image.name).resize(size).save(folder / "images" / name)
+        images.append(replace(image, name=name))
+    write_model(folder / "sparse" / "0", replace(model, images=tuple(images)))
+    out = folder.with_name("run")
+    train(config_with(scene=str(folder), out=str(out), device="cpu", steps=2, strategy="none", poses=True,
+                      lr_poses=0.02))  # fmt: skip
+    return out
+
+
+def test_pictures_of_one_name_in_two_folders_are_both_kept(two_cameras):
+    want = ["0000_0.png", "0001_0.png"]
+    assert sorted(path.name for path in (two_cameras / "pictures").iterdir()) == want
+    files = render(SplatRenderConfig(model=str(two_cameras), device="cpu"))
+    assert [path.name for path in files] == want
+    assert [picture(path).shape for path in files] == [(32, 48, 3), (16, 24, 3)]
+
+
+@pytest.mark.parametrize("ending", ["mp4", "gif"])
+def test_a_video_of_pictures_of_two_sizes_is_refused(two_cameras, tmp_path, ending):
+    config = SplatRenderConfig(model=str(two_cameras), device="cpu", out=str(tmp_path / f"a.{ending}"))
+    with pytest.raises(ConfigError, match=r"pictures of 2 sizes, 24x16, 48x32.*--width and --height"):
+        render(config)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
+def test_a_place_that_cannot_be_written_is_told(trained, tmp_path, name):
+    if name == "a.mp4":
+        pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file/a"):
+        render(SplatRenderConfig(model=str(trained), device="cpu", out=str(tmp_path / "file" / name)))
+
+
+def test_training_pictures_are_judged_from_their_refined_poses(two_cameras):
+    config = SplatEvalConfig(run=str(two_cameras), device="cpu", train_views=True, pictures=0, lpips=False)
+    refined = evaluate(config)["mean"]["psnr"]
+    path = two_cameras / "settings.json"
+    said = path.read_text()
+    path.write_text(said.replace('"poses": true', '"poses": false'))
+    try:
+        assert evaluate(config)["mean"]["psnr"] != refined
+    finally:
+        path.write_text(said)
+    (two_cameras / "cameras.json").write_text(CAMERA)
+    with pytest.raises(DataError, match=r"view 'left/1.png' is not in .*cameras.json"):
+        evaluate(config)
+
+
+def test_ssim_is_of_the_pixels_that_count():
+    generator = torch.Generator().manual_seed(0)
+    drawn, photograph = (torch.rand(40, 60, 3, generator=generator) for _ in range(2))
+    photograph, mask = (photograph * 255).to(torch.uint8), torch.ones(40, 60)
+    plain = similarity(drawn, photograph)
+    assert similarity(drawn, photograph, mask) == pytest.approx(plain, abs=1e-5)
+    mask[:, 30:] = 0
+    assert similarity(drawn, photograph, mask) == pytest.approx(similarity(drawn[:, :30], photograph[:, :30]), abs=1e-5)
+    assert similarity(photograph / 255, photograph, mask) == pytest.approx(1)
+
+
+def test_a_picture_that_is_masked_all_over_has_no_score(scene_folder, tmp_path):
+    from PIL import Image
+
+    folder, out = tmp_path / "scene", tmp_path / "run"
+    copytree(scene_folder, folder)
+    (folder / "masks").mkdir()
+    Image.new("L", (48, 32), 0).save(folder / "masks" / "view_000.png")
+    train(config_with(scene=str(folder), out=str(out), device="cpu", steps=4, strategy="none", eval_every=2))
+    results = json.loads((out / "results.json").read_text())
+    assert [image["name"] for image in results["images"]] == ["view_008.png"]
+    assert results["held_out"]["psnr"] == results["images"][0]["psnr"] < 50
+    Image.new("L", (48, 32), 0).save(folder / "masks" / "view_008.png")
+    with pytest.raises(DataError, match="leave no pixel to judge by"):
+        evaluate(SplatEvalConfig(run=str(out), device="cpu"))
 
 
 def test_an_orbit_goes_round_at_the_size_asked_for(trained, tmp_path):

@@ -72,6 +72,7 @@ def test_an_unknown_preset_is_refused():
         ({"sh_degree": 4}, "sh_degree = 4 is not valid. Expected at most 3"),
         ({"ssim_weight": 1.5}, "ssim_weight = 1.5 is not valid"),
         ({"scale": 2.0}, "scale = 2 is not valid. Expected at most 1"),
+        ({"hold_out": 1}, "hold_out = 1 leaves no picture to train on. Expected 0"),
         ({"start_opacity": 1.0}, "start_opacity = 1 is not valid"),
         ({"strategy": "mcmc", "adam": "lazy"}, "adam = 'lazy' with strategy = 'mcmc' is not valid"),
         ({"densify_score": "error"}, "densify_score = 'error' with strategy = 'adc' is not valid"),

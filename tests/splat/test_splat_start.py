@@ -54,6 +54,14 @@ def test_equal_points_have_splats_of_a_size():
     assert torch.isfinite(start["scales"]).all() and torch.allclose(start["scales"].exp(), torch.full((64, 3), 1e-4))
 
 
+@pytest.mark.parametrize("strategy", ["adc", "mcmc", "budget", "none"])
+def test_there_are_never_more_splats_than_the_cap_not_at_the_start_either(strategy):
+    scene = grid_scene()
+    for start, num in ((0, 20), (30, 20), (10, 10)):
+        config = config_with(strategy=strategy, max_splats=20, start_splats=start)
+        assert len(start_splats(scene, scene.views, config, 10.0)["means"]) == num
+
+
 def test_a_part_of_the_points_is_drawn_by_the_seed():
     scene = grid_scene()
     first, again, other = (

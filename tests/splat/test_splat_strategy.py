@@ -9,7 +9,7 @@ import torch
 
 from hotlap.kernels.adam.state import AdamConfig
 from hotlap.splat.config import SplatTrainConfig, config_with
-from hotlap.splat.guard import Guard, Stopped
+from hotlap.splat.guard import Guard, Stopped, health
 from hotlap.splat.judge import Model
 from hotlap.splat.mcmc import MarkovChain
 from hotlap.splat.state import SplatState
@@ -99,6 +99,25 @@ def test_an_explosion_stops_before_anything_changes():
     with pytest.raises(Explosion, match=r"2000 splats of 1000.*abort_growth = 1\.5 times.*--densify-grad"):
         Adaptive(SplatTrainConfig(abort_growth=1.5), EXTENT).after(STEP, state)
     assert state.count == 1000
+
+
+def test_the_gate_that_is_always_there_can_be_reached():
+    state = make_state([0.5] * 1000, [0.001] * 1000)
+    hear(state, [1.0] * 950 + [0.0] * 50)
+    with pytest.raises(Explosion, match=r"1950 splats of 1000.*abort_growth = 1\.9 times"):
+        Adaptive(SplatTrainConfig(), EXTENT).after(STEP, state)
+    hear(state, [1.0] * 600 + [0.0] * 400)  # what few points of a real scene begin with
+    assert Adaptive(SplatTrainConfig(), EXTENT).after(STEP, state).cloned == 600
+    seeds = make_state([0.5] * 1000, [0.001] * 1000)
+    seeds["stats.world"].fill_(1e6)
+    assert Adaptive(config_with("micro"), EXTENT).after(500, seeds).cloned == 1000, "its limit is what holds it"
+
+
+def test_health_of_giants_and_needles_is_a_number():
+    state = make_state([0.5] * 3, [0.001] * 3)
+    state.alive("scales")[:, 0] = 1e30
+    state.alive("scales")[:, 1] = 1e30
+    assert all(math.isfinite(value) for value in health(state).values())
 
 
 def test_huge_splats_go_once_opacities_were_reset():

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE
+from hotlap.splat.judge import psnr
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.train import train, train_model
 
@@ -161,6 +162,25 @@ def test_ctrl_c_leaves_a_record_and_the_last_checkpoint(settings):
     assert CheckpointStore(Path(config.out) / "checkpoints").steps() == [10]
 
 
+def test_no_record_of_a_training_that_failed_says_that_it_runs(settings, monkeypatch):
+    def fail(step, trainer):
+        raise RuntimeError("out of memory")
+
+    config = settings()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(config, watch=fail)
+    record = load_record(config.out)
+    assert record.status == "failed" and record.notes == ["RuntimeError: out of memory"]
+
+    def full(*args, **kwargs):
+        raise StorageError("no space is left")
+
+    monkeypatch.setattr("hotlap.splat.train.close_training", full)
+    with pytest.raises(StorageError, match="no space is left"):
+        train(config)
+    assert load_record(config.out).status == "failed"
+
+
 def test_a_single_picture_is_overfitted_and_its_model_saved(settings):
     config = settings("m7", steps=40, start_splats=300, lr_background=0.05, scale=1.0, sh_degree=0, log_every=40)
     done = train_model(config)
@@ -189,6 +209,53 @@ def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):
     record = train(config)
     assert record.status == "stopped" and "abort_growth = 1.2 times" in record.notes[0]
     assert (Path(config.out) / MODEL).is_file()
+
+
+def test_a_training_that_stops_before_its_first_checkpoint_leaves_what_can_be_drawn(settings):
+    heard = []
+
+    def spoil(step, trainer):
+        if step == 10:
+            trainer.state.alive("colors")[:100] = float("nan")
+
+    config = settings(strategy="none")
+    record = train(config, heard.append, watch=spoil)
+    assert record.status == "stopped" and record.verdict.exit_code == 1 and "after 20 steps" in record.notes[0]
+    said = [event.text for event in heard if event.kind == "warn"]
+    assert any("no checkpoint was saved" in text for text in said)
+    assert any("100 splats that cannot be drawn are not in model.ply" in text for text in said)
+    results = json.loads((Path(config.out) / RESULTS).read_text())
+    assert len(read_splats(Path(config.out) / MODEL)) == results["splats"] == 300
+    assert "; 300 splats" in record.verdict.headline
+    assert "nan" not in str(results["held_out"])
+
+
+def test_a_cap_below_the_number_of_points_is_told(settings):
+    heard = []
+    record = train(settings(max_splats=50, steps=10), heard.append)
+    assert record.extra["outcome"]["splats"] <= 50
+    assert any("max_splats = 50" in event.text for event in heard if event.kind == "warn")
+
+
+def test_the_loss_is_that_of_one_step_however_often_it_is_logged(settings):
+    train(settings(steps=30, checkpoint_every=15, log_every=10, keep=9))
+    want = {row.step: row.values["loss"] for row in read_journal(Path(settings().out)) if row.split == "train"}
+    for path in (Path(settings().out) / "checkpoints").glob("step-00000030*"):
+        path.unlink()
+    train(settings(steps=30, checkpoint_every=15, log_every=15, resume=True))
+    got = {row.step: row.values["loss"] for row in read_journal(Path(settings().out)) if row.split == "train"}
+    assert got[30] == pytest.approx(want[30], rel=0.3), "not that of twenty steps over fifteen"
+
+
+def test_the_training_psnr_is_of_the_pixels_that_count_as_they_are_exposed(trainer):
+    made = trainer(strategy="none", exposure=True)
+    made.run(1)
+    frame = made.train_step.frame_of(made.shown)
+    shown = made.beside.exposure.apply(frame.which, frame.image)
+    made.beside.exposure.table.fill_(2.0)
+    bright = made.beside.exposure.apply(frame.which, frame.image)
+    assert not torch.equal(shown, bright)
+    assert made.look_after()["psnr"] == pytest.approx(psnr(bright[0].clamp(0, 1), frame.target[0]))
 
 
 def test_splats_that_are_no_numbers_are_removed_with_a_warning(settings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,8 @@ TYPES = {
 ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": "="}
 MAX_HEADER = 1 << 20
 MAX_PROPERTIES = 4096
+MAX_SPACE = 4096
+"""Bytes after the last row that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Header:
     comments: tuple[str, ...]
     start: int
     """The byte after the header."""
+    after: int = 0
+    """Bytes after the last row, where all were read."""
 
     def names(self, element: str) -> tuple[str, ...]:
         """The columns of an element; empty if the file does not have it."""
@@ -66,9 +70,26 @@ def read_ply(path: Path, wanted: Iterable[str]) -> tuple[Header, dict[str, np.nd
                     break
                 tables[element.name] = _read_rows(file, header, element)
                 left.discard(element.name)
+            if len(tables) == len(header.elements):
+                header = replace(header, after=_bytes_left(file))
     except OSError as error:
         raise unreadable(path, error) from error
     return header, tables
+
+
+def _bytes_left(file: BinaryIO) -> int:
+    """What follows in the file; 0 for empty space."""
+    here = file.tell()
+    return file.seek(0, 2) - here if file.read(MAX_SPACE).strip(b" \t\r\n\0") else 0
+
+
+def check_end(header: Header) -> None:
+    """Refuses what follows the last row: the header counts too few, and the rest would be lost."""
+    if header.after:
+        raise DataError(
+            f"file {str(header.path)!r} has {header.after} bytes after its last row, or its header is wrong",
+            remedy="Copy or export the file again",
+        )
 
 
 def _read_header(path: Path, file: BinaryIO) -> Header:
@@ -181,6 +202,7 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray]:
     names = header.names("vertex")
     if not {"x", "y", "z"} <= set(names):
         raise DataError(f"file {str(path)!r} has no points", expected="an element 'vertex' with x, y and z")
+    check_end(header)
     table = tables["vertex"]
     colors = np.full((len(table), 3), 128, np.uint8)
     if {"red", "green", "blue"} <= set(names):

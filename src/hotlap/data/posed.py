@@ -101,10 +101,13 @@ def find_picture(folder: Path, name: str) -> Path | None:
     exact = folder / name
     if exact.is_file():
         return exact
-    for suffix in (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)):
-        other = exact.with_suffix(suffix)
-        if other.is_file():
-            return other
+    # A name may have no ending, and what follows its last dot is then a part of it, as in frame_0.5.
+    bare = [str(exact)] + ([str(exact.with_suffix(""))] if exact.suffix[1:2].isalpha() else [])
+    for start in bare:
+        for suffix in (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)):
+            other = Path(start + suffix)
+            if other.is_file():
+                return other
     return None
 
 

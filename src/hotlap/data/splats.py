@@ -145,11 +145,13 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _read_any_ply(path: Path) -> Splats:
-    from hotlap.data.ply import read_ply
+    from hotlap.data.ply import check_end, read_ply
     from hotlap.data.splat_packed_ply import is_packed, splats_of_packed
     from hotlap.data.splat_ply import splats_of
 
     header, tables = read_ply(path, ["vertex", "chunk", "sh"])
     if "vertex" not in tables:
         raise DataError(f"file {str(path)!r} has no element 'vertex'")
-    return splats_of_packed(header, tables) if is_packed(header) else splats_of(header, tables["vertex"])
+    splats = splats_of_packed(header, tables) if is_packed(header) else splats_of(header, tables["vertex"])
+    check_end(header)
+    return splats

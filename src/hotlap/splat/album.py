@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,14 @@ def sheet_of(rows: Sequence[np.ndarray]) -> np.ndarray:  # [H, W, 3] uint8 each
         parts += [np.asarray(pillow.fromarray(row).resize((SHEET_WIDTH, height), pillow.Resampling.LANCZOS))]
         parts += [np.full((GAP, SHEET_WIDTH, 3), 255, np.uint8)]
     return np.concatenate(parts[:-1])
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """A PNG file's name for each view, no two alike: views in several folders may have the same name there."""
+    stems = [PurePosixPath(name).stem for name in names]
+    if len(set(stems)) == len(stems):
+        return [f"{stem}.png" for stem in stems]
+    return [f"{number:04d}_{stem}.png" for number, stem in enumerate(stems)]
 
 
 def save_picture(path: Path, picture: np.ndarray) -> None:

@@ -172,8 +172,9 @@ class SplatTrainConfig:
     """Steps between two rows of metrics, at which the training is also looked after."""
     abort_psnr_drop: float = 3.0
     """The training stops if the held-out PSNR falls so many dB below its best; 0 for never."""
-    abort_growth: float = 2.0
-    """The training stops if one densification would multiply the splats by more; 0 for never."""
+    abort_growth: float = 1.9
+    """The training stops if one densification would multiply the splats by more, of which 2 is the most there can be
+    and 1.5 is usual with few points; 0 for never."""
     pictures: int = 8
     """Held-out pictures drawn beside the photographs at the end."""
     view: int | None = dataclasses.field(default=None, metadata={"bare": 8080})
@@ -194,6 +195,10 @@ class SplatTrainConfig:
             value = getattr(self, name)
             if not 0 <= value <= most:
                 raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at most {most:g}")
+        if self.hold_out == 1:
+            raise ConfigError(
+                "hold_out = 1 leaves no picture to train on", expected="0 (hold out nothing) or at least 2"
+            )
         unknown = [name for name in self.learn if name not in LEARNABLE]
         if unknown:
             raise UnknownName(f"learn names {unknown[0]!r}", remedy=did_you_mean(unknown[0], LEARNABLE))
@@ -230,7 +235,7 @@ class SplatEvalConfig:
     scene: str = ""
     """Another place of the scene; empty for the one it was trained on."""
     train_views: bool = False
-    """Judges by the pictures it was trained on instead."""
+    """Judges by the pictures it was trained on instead, from the poses that were refined."""
     pictures: int = 8
     """Pictures drawn beside the photographs."""
     lpips: bool = True

@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 
-from hotlap.base.errors import ConfigError, DataError
+from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
 from hotlap.engine.durable import write_durably
-from hotlap.splat.cameras import pack_cameras
+from hotlap.splat.cameras import Cameras, pack_cameras
 from hotlap.splat.config import SplatEvalConfig
 from hotlap.splat.judge import mean_scores
 from hotlap.splat.lpips import NET, why_no_lpips
 from hotlap.splat.opened import open_splats
-from hotlap.splat.outcome import REMEDY, judge_all
+from hotlap.splat.outcome import CAMERAS, REMEDY, judge_all
 from hotlap.splat.pictures import Pictures, load_scaled
+from hotlap.splat.render import read_named
 from hotlap.splat.stage import open_scene, split_views
 
 FOLDERS = {False: "eval", True: "eval_train"}
@@ -44,13 +45,20 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     pictures = Pictures(views, partial(load_scaled, scale=settings.scale, max_side=settings.max_side), device, "disk")
     try:
         cameras = pack_cameras(views, pictures.pinholes, device)
+        if config.train_views and settings.poses:
+            take_refined(cameras, opened.folder / CAMERAS)
         folder = opened.folder / FOLDERS[config.train_views]
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make {str(folder)!r}: {error.strerror or error}", remedy=REMEDY) from error
         with torch.no_grad():
             model = opened.model(device)
             scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=weights, emit=emit)
     finally:
         pictures.close()
+    if not scores:
+        raise DataError(f"the masks of the scene {settings.scene!r} leave no pixel to judge by")
     found = {
         "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
         "mean": mean_scores(scores), "lpips": "not asked for" if weights is None else why_no_lpips(weights) or NET,
@@ -58,3 +66,15 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     }  # fmt: skip
     write_durably(folder / "results.json", json.dumps(found, indent=1).encode() + b"\n", remedy=REMEDY)
     return found
+
+
+def take_refined(cameras: Cameras, path: Path) -> None:
+    """Puts the poses that a training has refined in place of the scene's."""
+    refined = read_named(path)
+    for number, name in enumerate(cameras.names):
+        if name not in refined:
+            raise DataError(
+                f"view {name!r} is not in {str(path)!r}", expected="the poses that the training refined",
+                remedy="Judge by the scene it was trained on",
+            )  # fmt: skip
+        cameras.viewmats[number] = torch.from_numpy(refined[name].pose)

@@ -16,6 +16,8 @@ MOST_LOST = 0.01
 """A larger share of splats with numbers that are not finite is no accident any more."""
 HEALTH_ROWS = 10_000
 """Splats that the medians are taken of: all would take a card longer than a step."""
+MOST_LOG = 700.0
+"""The exponential of a larger number is none: splats that have gone wrong may be so large, or so thin."""
 
 
 class Stopped(HotlapError):
@@ -92,4 +94,7 @@ def health(state: SplatState) -> dict[str, float]:
     spread = scales.amax(1) - scales.amin(1)
     medians = torch.stack([torch.sigmoid(opacities).median(), spread.median(), scales.median()])
     opacity, needle, scale = medians.tolist()
-    return {"opacity_median": opacity, "anisotropy_median": math.exp(needle), "scale_median": math.exp(scale)}
+    return {
+        "opacity_median": opacity, "anisotropy_median": math.exp(min(needle, MOST_LOG)),
+        "scale_median": math.exp(min(scale, MOST_LOG)),
+    }  # fmt: skip

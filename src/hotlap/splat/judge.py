@@ -12,6 +12,7 @@ from torch import Tensor
 from hotlap.kernels.splat.frame import Splats, View
 from hotlap.kernels.splat.op import splat
 from hotlap.kernels.ssim.op import ssim
+from hotlap.kernels.ssim.reference import compared, ssim_map_ref
 from hotlap.splat.cameras import Cameras
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.lpips import lpips_of, why_no_lpips
@@ -63,19 +64,22 @@ def judged(
 ) -> Iterator[tuple[Score, Tensor, Tensor]]:
     """For some views by number: the score, the picture drawn [H, W, 3] and the photograph [H, W, 3] uint8.
 
-    ``lpips`` is None for none, or where its weights are ('' for the usual places).
+    ``lpips`` is None for none, or where its weights are ('' for the usual places). A view of which a mask leaves no
+    pixel has no score.
     """
     has_lpips = lpips is not None and not why_no_lpips(lpips)
     for number in which:
+        picture = pictures[number]
+        if picture.mask is not None and not bool(picture.mask.any()):
+            continue
         height, width = cameras.sizes[number]
         drawn = model.draw(cameras.viewmats[number], cameras.Ks[number], height, width).clamp(0, 1)
-        picture = pictures[number]
         photograph = picture.image.to(drawn.device)
         mask = None if picture.mask is None else picture.mask.to(drawn.device)
         score = Score(
             name=cameras.names[number],
             psnr=psnr(drawn, photograph, mask),
-            ssim=float(ssim(drawn[None], photograph[None], mask=None if mask is None else mask[None])),
+            ssim=similarity(drawn, photograph, mask),
             lpips=lpips_of(drawn, photograph, lpips or "") if has_lpips else None,
         )
         yield score, drawn, photograph
@@ -87,6 +91,15 @@ def psnr(drawn: Tensor, photograph: Tensor, mask: Tensor | None = None) -> float
     mean = squares.mean() if mask is None else (squares * mask[..., None]).sum() / (3 * mask.sum()).clamp(min=1)
     error = float(mean)
     return MAX_PSNR if error <= 10 ** (-MAX_PSNR / 10) else -10 * math.log10(error)
+
+
+def similarity(drawn: Tensor, photograph: Tensor, mask: Tensor | None = None) -> float:  # [H, W, 3] twice, [H, W]
+    """SSIM over the pixels that count, with the others black in both pictures; 1 for equal pictures."""
+    if mask is None:
+        return float(ssim(drawn[None], photograph[None]))
+    # The kernel's mean is that of all pixels, of which those left out are equal. Float64: conv2d may round to TF32.
+    found = ssim_map_ref(*compared(drawn.double()[None], photograph[None], mask[None]))[0].mean(-1)
+    return float((found * mask).sum() / mask.sum())
 
 
 def mean_scores(scores: Sequence[Score]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hotlap.base.events import Emit
 from hotlap.data.splats import Splats, write_splats
 from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal, read_journal
-from hotlap.splat.album import draw_curves, save_picture, sheet_of, side_by_side
+from hotlap.splat.album import draw_curves, file_names, save_picture, sheet_of, side_by_side
 from hotlap.splat.cameras import Cameras
 from hotlap.splat.judge import Model, Score, judged, mean_scores
 from hotlap.splat.lpips import NET, why_no_lpips
@@ -31,12 +32,14 @@ REMEDY = "Free some space or choose another folder"
 
 def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why: str) -> dict[str, Any]:
     """Writes everything; what came of the training, by name."""
-    model, stage = trainer.model(), trainer.stage
+    model, stage = sound(trainer.model()), trainer.stage
     splats = as_splats(model)
+    if len(splats) < trainer.state.count:
+        emit(events.warn(f"{trainer.state.count - len(splats)} splats that cannot be drawn are not in {MODEL}"))
     write_splats(folder / MODEL, splats)
     write_cameras(folder / CAMERAS, stage.cameras)
     outcome: dict[str, Any] = {
-        "status": status, "why": why, "steps": trainer.step, "splats": trainer.state.count,
+        "status": status, "why": why, "steps": trainer.step, "splats": len(splats),
         "seconds": trainer.seconds, "recordings": trainer.steps.num_recordings,
         "lost_splats": trainer.guard.num_lost, "extent": stage.extent, "sh_degree": model.degree,
         "background": [0.0, 0.0, 0.0] if model.background is None else model.background[0].tolist(),
@@ -71,12 +74,12 @@ def judge_all(
     scores: list[Score] = []
     rows: list[Any] = []
     shown = set(range(0, len(cameras), max(1, -(-len(cameras) // most)))) if most else set()
+    files = dict(zip(cameras.names, file_names(cameras.names), strict=True))
     emit(events.start("judge", len(cameras)))
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
-            name = f"{Path(score.name).stem}.png"
             rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / "pictures" / name, rows[-1])
+            save_picture(folder / "pictures" / files[score.name], rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))
@@ -102,6 +105,15 @@ def as_splats(model: Model) -> Splats:
         logit_opacities=array(params["opacities"]), sh0=array(params["colors"][:, 0]),
         shN=array(params["colors"][:, 1:]),
     )  # fmt: skip
+
+
+def sound(model: Model) -> Model:
+    """The model without splats that no file holds: a training that went wrong may be left with such ones alone."""
+    bad = torch.from_numpy(as_splats(model).bad())
+    if not bool(bad.any()):
+        return model
+    params = {name: tensor[~bad.to(tensor.device)] for name, tensor in model.params.items()}
+    return replace(model, params=params)
 
 
 def as_model(splats: Splats, device: torch.device, background: list[float] | None = None) -> Model:

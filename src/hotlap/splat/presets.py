@@ -44,10 +44,14 @@ def _one_rate(rate: float) -> dict[str, Any]:
 
 
 def _density(every: int, most: int, grad: float, prune: float, sigma: float) -> dict[str, Any]:
-    """Density control as the seed had it: world-space gradients, no window, no reset of opacities."""
+    """Density control as the seed had it: world-space gradients, no window, no reset of opacities.
+
+    All splats may want to split at once, and the limit on their number is what holds them.
+    """
     return {
         "strategy": "adc", "densify_signal": "world", "densify_every": every, "max_splats": most, "densify_grad": grad,
         "prune_opacity": prune, "split_sigma": sigma, "densify_from": 0, "reset_every": 0, "prune_scale": 0.0,
+        "abort_growth": 0.0,
     }  # fmt: skip
 
 

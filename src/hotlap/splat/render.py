@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable
+from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.scene import Pinhole
 from hotlap.device.probe import get_device
-from hotlap.splat.album import as_bytes, save_picture
+from hotlap.splat.album import as_bytes, file_names, save_picture
 from hotlap.splat.cameras import look_at, orbit
 from hotlap.splat.config import SplatRenderConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import Opened, open_splats
-from hotlap.splat.outcome import as_model
+from hotlap.splat.outcome import REMEDY, as_model
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.stage import open_scene, split_views
 
@@ -52,18 +52,35 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
         behind = [1.0, 1.0, 1.0] if config.background == "white" else None
         model = dataclasses.replace(as_model(opened.splats, device, behind), antialiased=model.antialiased)
     out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
+    moving = {VIDEO: write_video, GIF: write_gif}.get(out.suffix.lower())
+    if moving is not None:
+        _check_one_size(shots, out)
     emit(events.start("render", len(shots)))
     frames = _frames(model, shots, device, emit)
-    if out.suffix.lower() == VIDEO:
-        return [write_video(out, frames, config.fps)]
-    if out.suffix.lower() == GIF:
-        return [write_gif(out, frames, config.fps)]
+    if moving is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            return [moving(out, frames, config.fps)]
+        except OSError as error:
+            raise StorageError(f"cannot write {str(out)!r}: {error.strerror or error}", remedy=REMEDY) from error
     written = []
-    for shot, picture in zip(shots, frames, strict=True):
-        path = out / f"{Path(shot.name).stem}.png"
+    for name, picture in zip(file_names([shot.name for shot in shots]), frames, strict=True):
+        path = out / name
         save_picture(path, picture)
         written.append(path)
     return written
+
+
+def _check_one_size(shots: list[Shot], out: Path) -> None:
+    """Refuses cameras of several sizes: all pictures of a video have one."""
+    sizes = sorted({(shot.camera.width, shot.camera.height) for shot in shots})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"out = {str(out)!r} with pictures of {len(sizes)} sizes, "
+            + ", ".join(f"{width}x{height}" for width, height in sizes[:4]) + (", ..." if len(sizes) > 4 else ""),
+            expected="one size",
+            remedy="Set --width and --height, or name a folder for PNG files",
+        )  # fmt: skip
 
 
 def _frames(model: Model, shots: list[Shot], device: torch.device, emit: Emit) -> Iterator[np.ndarray]:
@@ -122,6 +139,20 @@ def read_path(path: Path) -> list[Shot]:
     """The cameras of a JSON file: a list of {width, height, fx, fy, [cx, cy], position, rotation (world from camera)},
     as ``cameras.json`` of a training has them, or with camera_from_world as four rows in place of the last two.
     """
+    return [
+        dataclasses.replace(read_shot(row, f"camera {number} of {str(path)!r}"), name=f"frame_{number:04d}")
+        for number, row in enumerate(_read_rows(path))
+    ]
+
+
+def read_named(path: Path) -> dict[str, Shot]:
+    """The cameras of a training's ``cameras.json``, by the names of their pictures."""
+    shots = [(row, read_shot(row, f"camera {number} of {str(path)!r}")) for number, row in enumerate(_read_rows(path))]
+    return {str(row.get("img_name", "")): shot for row, shot in shots}
+
+
+def _read_rows(path: Path) -> list[Any]:
+    """The list that a JSON file of cameras holds."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -132,10 +163,7 @@ def read_path(path: Path) -> list[Shot]:
         raise DataError(f"path = {str(path)!r} is no JSON: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise DataError(f"path = {str(path)!r} holds no list of cameras")
-    return [
-        dataclasses.replace(read_shot(row, f"camera {number} of {str(path)!r}"), name=f"frame_{number:04d}")
-        for number, row in enumerate(rows)
-    ]
+    return rows
 
 
 def read_shot(row: Any, where: str) -> Shot:
@@ -183,7 +211,6 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
             f"out = {str(path)!r} needs imageio-ffmpeg, which is not installed",
             remedy="pip install 'hotlap[video]', or name a folder for PNG files",
         ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
     writer = None
     for frame in frames:
         even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
@@ -201,7 +228,6 @@ def write_gif(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
     """A GIF file that repeats, 128 colours a picture; it counts in hundredths of a second."""
     pillow = require_pillow()
     pictures = [pillow.fromarray(frame).quantize(128, dither=pillow.Dither.NONE) for frame in frames]
-    path.parent.mkdir(parents=True, exist_ok=True)
     duration = max(20, round(100 / fps) * 10)
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=duration, loop=0)
     return path

@@ -19,8 +19,8 @@ MIN_POINTS = 4
 def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig, extent: float) -> dict[str, Tensor]:
     """Raw parameters by name, on the CPU.
 
-    Of more points than ``config.start_splats`` a part is drawn, by the seed; with a single picture only those that its
-    camera sees count.
+    Of more points than ``config.start_splats``, or than there may ever be splats, a part is drawn, by the seed; with a
+    single picture only those that its camera sees count.
     """
     points, colors = scene.points, scene.colors
     if config.image_index is not None:
@@ -31,8 +31,9 @@ def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig
             f"the scene {str(scene.folder)!r} has {len(points)} points to begin with",
             expected=f"at least {MIN_POINTS}, from structure from motion",
         )
-    if config.start_splats and len(points) > config.start_splats:
-        chosen = np.random.default_rng(config.seed).permutation(len(points))[: config.start_splats]
+    most = min(config.start_splats or config.most_splats, config.most_splats)
+    if len(points) > most:
+        chosen = np.random.default_rng(config.seed).permutation(len(points))[:most]
         points, colors = points[np.sort(chosen)], colors[np.sort(chosen)]
     sizes = _pixels(points, views, config) if config.start_pixels else config.start_scale * _gaps(points)
     sizes = np.clip(sizes, 1e-5 * extent, extent)

@@ -121,21 +121,28 @@ def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
 
 def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None) -> RunRecord:
     """The record of a training that has been brought to its end, whatever that is."""
-    status, why = "complete", ""
     try:
-        keeper.fit(watch)
-    except (Stopped, Explosion) as error:
-        status, why = "stopped", str(error)
-        keeper.emit(events.warn(f"stopped: {why}"))
-        keeper.take_best()
+        status, why = _fit(keeper, watch)
+        outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # perhaps in the midst of a step, which must not be saved
         keeper.close(record, "interrupted", "Stopped at once; --resume goes on from the last checkpoint.", {})
         raise
-    except HotlapError as error:
-        keeper.close(record, "failed", str(error), {})
+    except Exception as error:  # also a card without memory: no record may say that it still runs
+        told = str(error) if isinstance(error, HotlapError) else f"{type(error).__name__}: {error}"
+        keeper.close(record, "failed", told, {})
         raise
-    outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
     return keeper.close(record, status, why, outcome)
+
+
+def _fit(keeper: Keeper, watch: Watch | None) -> tuple[str, str]:
+    """How the training ended, and why if it was stopped; the model is then the best there was."""
+    try:
+        keeper.fit(watch)
+    except (Stopped, Explosion) as error:
+        keeper.emit(events.warn(f"stopped: {error}"))
+        keeper.take_best()
+        return "stopped", str(error)
+    return "complete", ""
 
 
 class Keeper:
@@ -216,9 +223,11 @@ class Keeper:
         """After a training went wrong: the best checkpoint, or else the last, in place of what it came to."""
         which = "best" if self.store.best_path() else "latest"
         found = self.store.load(which, map_location="cpu")
-        if found is not None:
-            self.trainer.load_state_dict(found.state)
-            self.emit(events.note(f"the model is that of step {found.step}"))
+        if found is None:
+            self.emit(events.warn("no checkpoint was saved before: the model is what the training came to"))
+            return
+        self.trainer.load_state_dict(found.state)
+        self.emit(events.note(f"the model is that of step {found.step}"))
 
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
@@ -231,7 +240,7 @@ class Keeper:
 
 def _verdict(trainer: Trainer, status: str, why: str, outcome: dict[str, Any]) -> Verdict:
     parts = [f"{trainer.step} steps in {format_s(trainer.seconds)}", _figures(outcome.get("held_out", {}))]
-    parts += [f"{trainer.state.count} splats"]
+    parts += [f"{outcome.get('splats', trainer.state.count)} splats"]
     done = {"complete": "trained "}.get(status, f"{status} after ")
     headline = done + "; ".join(part for part in parts if part)
     code = {"complete": 0, "interrupted": 130}.get(status, 1)

@@ -44,6 +44,8 @@ class Trainer:
         self.config, self.stage, self.device, self.emit = config, stage, device, emit
         self.team = team or Alone()
         start = start_splats(stage.scene, stage.views, config, stage.extent)
+        if len(start["means"]) == config.most_splats < (config.start_splats or len(stage.scene.points)):
+            emit(events.warn(f"max_splats = {config.most_splats}: no more of the scene's points become splats"))
         rates = rates_of(config, stage.extent)
         room = min(config.most_splats, 2 * len(start["means"])) if config.strategy != "none" else 0
         self.state = SplatState(start, rates, AdamConfig(mode=config.adam), device, capacity=room)
@@ -66,6 +68,8 @@ class Trainer:
         self.figures: dict[str, float] = {}
         """The newest PSNR, of a training picture and of those held out, for who watches."""
         self._ordered = self.state.count
+        self._looked = 0
+        """The step at which the losses were last read: their sum is that of the steps since."""
         self._orders: dict[int, list[int]] = {}
 
     def run(self, until: int) -> None:
@@ -146,9 +150,8 @@ class Trainer:
 
     def look_after(self) -> dict[str, float]:
         """What is worth logging; puts right what can be, and stops what cannot. Waits for the device."""
-        every = self.config.log_every
-        made = (self.step - 1) % every + 1
-        loss = self.team.mean(self.train_step.read_loss() / made)
+        loss = self.team.mean(self.train_step.read_loss() / max(1, self.step - self._looked))
+        self._looked = self.step
         self.guard.check_loss(loss, self.step)
         lost = self.guard.remove_lost(self.state, self.step)
         if lost:
@@ -156,7 +159,9 @@ class Trainer:
         if self.steps.look_after():
             self.emit(events.note(f"step {self.step}: some frames had too little room, and were recorded anew"))
         frame = self.train_step.frame_of(self.shown)
-        values = {"loss": loss, "psnr": psnr(frame.image[0].clamp(0, 1), frame.target[0])}
+        shown = frame.image if self.beside.exposure is None else self.beside.exposure.apply(frame.which, frame.image)
+        mask = None if frame.mask is None else frame.mask[0]
+        values = {"loss": loss, "psnr": psnr(shown[0].clamp(0, 1), frame.target[0], mask)}
         self.figures["training PSNR"] = values["psnr"]
         if self.beside.color is not None:
             red, green, blue = self.beside.color[0].tolist()
@@ -182,7 +187,8 @@ class Trainer:
         which = range(num) if not most else sorted({round(n * (num - 1) / max(1, most - 1)) for n in range(most)})
         found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
         scores = mean_scores([score for score, _, _ in found])
-        self.figures["held-out PSNR"] = scores["psnr"]
+        if scores:
+            self.figures["held-out PSNR"] = scores["psnr"]
         return scores
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,6 +201,7 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "ordered": self._ordered,
+            "looked": self._looked,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,6 +212,8 @@ class Trainer:
         self.guard.load_state_dict(state["guard"])
         self.train_step.loss_sum.copy_(state["loss_sum"])
         self.step, self.seconds, self._ordered = state["step"], state["seconds"], state["ordered"]
+        # Checkpoints of before this was kept were looked after at every multiple of log_every.
+        self._looked = state.get("looked", self.step // self.config.log_every * self.config.log_every)
 
 
 def make_strategy(
