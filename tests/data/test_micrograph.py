@@ -150,6 +150,12 @@ def bad(folder, kind):
         path.write_bytes(write_tiff(good)[:2000])
     elif kind == "truncated 16 bit":
         path.write_bytes(png16(good.astype(np.uint16))[:300])
+    elif kind == "damaged 16 bit":
+        content = bytearray(png16(good.astype(np.uint16)))
+        content[200] ^= 255
+        path.write_bytes(content)
+    elif kind == "unknown 16 bit":
+        pytest.importorskip("tifffile").imwrite(path, good.astype(np.uint16), photometric="rgb", compression="lzma")
     elif kind == "five channels":
         path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
     return path
@@ -162,6 +168,7 @@ def bad(folder, kind):
         ("animated", "animated: 2 frames"), ("animated gif", "animated: 2 frames"), ("cmyk", "CMYK"),
         ("cmyk tiff", "CMYK"), ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
+        ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"),
     ],
 )  # fmt: skip

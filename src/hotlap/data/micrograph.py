@@ -8,6 +8,8 @@ not finite, and more pixels than allowed, which is known before anything is deco
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,14 @@ import numpy as np
 from hotlap.base.errors import DataError, TooLarge
 from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
-from hotlap.data.tiff import COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, pages_in
+from hotlap.data.tiff import BITS, COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, pages_in
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 MOST_PIXELS = 1_000_000_000
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError)
+_DAMAGE = (
+    OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError,
+    struct.error, zlib.error,
+)  # fmt: skip
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR = 0, 3, 5, 6
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")
@@ -151,6 +156,9 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
         raise ValueError("its colours are CMYK, not grey or RGB")
     samples = page.decode() if colours != _YCBCR else None
     if samples is None:
+        deepest = max(page.tags.get(BITS, (1,)))
+        if deepest > 8:  # Pillow would cut colour down to 8 without a word
+            raise ValueError(f"its compression {page.tag(COMPRESSION, 1)} is not read with {deepest} bits a sample")
         image = _opened(page.content, most_pixels)
         image.seek(number)
         if not image.mode.startswith(("1", "L", "P", "RGB")):
