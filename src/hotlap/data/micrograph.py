@@ -30,7 +30,7 @@ _DAMAGE = (
 )  # fmt: skip
 _WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR = 0, 3, 5, 6
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")
 _MODES = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "I;16": 1, "I;16B": 1, "I": 1, "F": 1}
 
 
