@@ -217,6 +217,40 @@ def test_files_of_one_stem_keep_results_apart(folder):
     assert labels_of(config.out, "a_png").shape == (64, 64) and labels_of(config.out, "a_tif").shape == (40, 50)
 
 
+def test_no_two_pictures_share_a_name_whatever_they_are_called(folder):
+    """Each of these is a different size, and once overwrote another's results."""
+    sizes = {"x.png": 20, "x.bmp": 21, "x_png.bmp": 22, "x_bmp.png": 23, "s_page0001.png": 24}
+    for name, size in sizes.items():
+        Image.fromarray(as_picture(discs(size, size, (9, 9, 6)))[..., 0]).save(folder / name)
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(2)]
+    pages[0].save(folder / "s.tif", save_all=True, append_images=pages[1:])
+    config = settings(folder)
+    answer = predict_folder(config, predictor=bright_predictor())
+    assert answer.num_images == 3 + len(sizes) + 2
+    shown = {row["file"]: row["image"] for row in read_csv(config.out / "objects.csv")}
+    for name, size in sizes.items():
+        assert labels_of(config.out, shown[name]).shape == (size, size)
+    for n in range(2):
+        assert labels_of(config.out, f"s_page{n:04d}").shape == (64, 64)
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 0
+
+
+def test_a_bad_page_is_named_and_the_others_go_on(folder):
+    page = as_picture(TRUTH["a"])[..., 0].astype(np.float32)
+    bad = page.copy()
+    bad[3, 4] = np.nan
+    pytest.importorskip("tifffile").imwrite(folder / "s.tif", np.stack([page, bad, page, bad, page]))
+    config = settings(folder)
+    answer = predict_folder(config, predictor=bright_predictor())
+    one = "of its 4096 numbers are NaN or infinite"
+    assert answer.bad == {"s.tif": f"page 1: 1 {one}; page 3: 1 {one}"} and answer.exit_code == 1
+    assert answer.num_images == 6
+    for n in (0, 2, 4):
+        np.testing.assert_array_equal(labels_of(config.out, f"s_page{n:04d}") > 0, TRUTH["a"] > 0)
+    again = predict_folder(config, predictor=bright_predictor())
+    assert (again.num_images, again.num_before, again.bad) == (0, 6, answer.bad)
+
+
 def test_the_tuned_batch_reaches_the_network(folder):
     for n in range(5):
         Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n}.png")

@@ -35,7 +35,7 @@ class InstanceImage:
     label: Path | bytes
 
     def read(self) -> tuple[Pixels, Numbered]:  # [H, W, C], C is 1 or 3; [H, W]
-        """The pixels, with all of their bits as for prediction, and the number of each one's object; 0 is background."""
+        """The pixels, with all of their bits as for prediction, and the number of each one's object, 0 for none."""
         image = _pixels(self.image, f"image of {self.name!r}")
         label = np.asarray(_decode(self.label, f"label of {self.name!r}"))
         if label.ndim == 3 and (label[..., :1] == label[..., :3]).all():

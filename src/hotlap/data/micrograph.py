@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,35 +57,43 @@ def page_name(stem: str, page: int | None) -> str:
     return stem if page is None else f"{stem}_page{page:04d}"
 
 
+Hear = Callable[[UnreadablePicture], None]
+
+
 def read_pictures(
-    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset()
+    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(), hear: Hear | None = None
 ) -> Iterator[Picture]:
-    """The pictures of a file, one after the other; pages to ``skip`` are not decoded."""
+    """The pictures of a file, one after the other; pages to ``skip`` are not decoded.
+
+    ``hear`` is told of each page among several that cannot be read, and the others follow; without it, that is raised.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UnreadablePicture(str(path), error.strerror or str(error)) from error
-    yield from pictures_in(content, path, most_pixels=most_pixels, skip=skip)
+    yield from pictures_in(content, path, most_pixels=most_pixels, skip=skip, hear=hear)
 
 
 def pictures_in(
-    content: bytes, path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset()
-) -> Iterator[Picture]:
+    content: bytes, path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(),
+    hear: Hear | None = None,
+) -> Iterator[Picture]:  # fmt: skip
     """The pictures in a file's bytes; ``path`` is what they are called, and is not opened."""
     try:
         if content[:4] in _TIFF:
-            yield from _read_tiff(content, path, most_pixels, skip)
+            yield from _read_tiff(content, path, most_pixels, skip, hear)
         else:
-            yield Picture(path, None, _checked(_read_other(content, most_pixels), path))
+            yield Picture(path, None, _checked(_read_other(content, most_pixels)))
     except UnreadablePicture:
         raise
-    except TooLarge as error:
-        raise PictureTooLarge(str(path), error.what) from error
-    except DataError as error:
-        raise UnreadablePicture(str(path), error.what) from error
-    except _DAMAGE as error:
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreadablePicture(str(path), said) from error
+    except (DataError, *_DAMAGE) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: BaseException, where: str = "") -> UnreadablePicture:
+    """The error that names a file, for whatever is wrong with it or with a part of it."""
+    said = getattr(error, "what", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return (PictureTooLarge if isinstance(error, TooLarge) else UnreadablePicture)(str(path), where + said)
 
 
 def _read_other(content: bytes, most_pixels: int) -> np.ndarray:
@@ -140,14 +148,24 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
     return samples.astype(samples.dtype.newbyteorder("="), copy=False)
 
 
-def _read_tiff(content: bytes, path: Path, most_pixels: int, skip: frozenset[int]) -> Iterator[Picture]:
+def _read_tiff(
+    content: bytes, path: Path, most_pixels: int, skip: frozenset[int], hear: Hear | None
+) -> Iterator[Picture]:
     pages = list(pages_in(content, path))
+    several = len(pages) > 1
     for number, page in enumerate(pages):
         if number in skip:
             continue
-        _check_size(page.width, page.height, most_pixels)
-        pixels = _checked(_tiff_samples(page, number, most_pixels), path)
-        yield Picture(path, number if len(pages) > 1 else None, pixels, len(pages))
+        try:
+            _check_size(page.width, page.height, most_pixels)
+            pixels = _checked(_tiff_samples(page, number, most_pixels))
+        except (DataError, *_DAMAGE) as error:
+            bad = _unreadable(path, error, f"page {number}: " if several else "")
+            if hear is None or not several:
+                raise bad from error
+            hear(bad)
+            continue
+        yield Picture(path, number if several else None, pixels, len(pages))
 
 
 def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [H, W, C]
@@ -185,11 +203,11 @@ def _turned(samples: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(samples)
 
 
-def _checked(samples: np.ndarray, path: Path) -> np.ndarray:
+def _checked(samples: np.ndarray) -> np.ndarray:
     if samples.dtype.kind == "f":
         bad = int(np.count_nonzero(~np.isfinite(samples)))
         if bad:
-            raise UnreadablePicture(str(path), f"{bad} of its {samples.size} numbers are NaN or infinite")
+            raise ValueError(f"{bad} of its {samples.size} numbers are NaN or infinite")
     return samples
 
 

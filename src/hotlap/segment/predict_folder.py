@@ -142,7 +142,8 @@ def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: E
     number = 0
     for item in timed(iter(reader), tally.waited):
         if isinstance(item, Bad):
-            tally.bad[item.path.name] = item.reason
+            before = tally.bad.get(item.path.name)  # of another page
+            tally.bad[item.path.name] = f"{before}; {item.reason}" if before else item.reason
             emit(events.warn(f"skipped {str(item.path)!r}: {item.reason}"))
         elif isinstance(item, Finished):
             tally.entries |= {entry["name"]: entry for entry in item.entries}
