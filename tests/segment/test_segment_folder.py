@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from bright import as_picture, bright_predictor, discs
 from PIL import Image
 
-from hotlap.base.errors import DataError, StorageError, UsageError
+from hotlap.base.errors import DataError, EnvironmentUnusable, StorageError, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.coco import read_coco
@@ -185,6 +186,33 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
     answer = predict_folder(config, predictor=bright_predictor())
     assert answer.num_before == len(finished) and answer.num_images == 15 - len(finished)
     assert contents(config.out) == contents(whole.out)
+
+
+def test_tables_keep_what_was_finished_before_when_a_later_run_fails(folder):
+    config = settings(folder)
+    predict_folder(config, predictor=bright_predictor())
+    table = (config.out / "objects.csv").read_bytes()
+    sizes = folder.parent / "none.json"
+    with pytest.raises(DataError, match=r"none\.json' cannot be read"):
+        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+    assert (config.out / "objects.csv").read_bytes() == table
+    Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / "0.png")  # comes before the finished ones
+    failing = bright_predictor()
+    failing.model.forward = lambda image: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        predict_folder(settings(folder, workers=1), predictor=failing)
+    assert (config.out / "objects.csv").read_bytes() == table
+    with pytest.raises(ZeroDivisionError):
+        predict_folder(settings(folder, threshold=0.6), predictor=failing)
+    assert (config.out / "objects.csv").read_bytes() == table, "nothing finished: nothing to write"
+
+
+def test_without_openpyxl_no_work_is_done(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    predictor = bright_predictor()
+    with pytest.raises(EnvironmentUnusable, match="openpyxl"):
+        predict_folder(settings(folder, formats=("csv", "xlsx")), predictor=predictor)
+    assert not predictor.model.seen
 
 
 def test_a_result_that_cannot_be_written_ends_the_run_with_its_name(folder):

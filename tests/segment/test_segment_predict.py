@@ -167,6 +167,8 @@ def test_models_that_are_not_there_are_named(tmp_path):
     ("name", "value", "words"),
     [("formats", ("labels", "cocoa"), "formats = 'cocoa' is not known. Did you mean 'coco'"),
      ("um_per_px", -2.0, "um_per_px = -2.0 is not valid"), ("batch", 0, "batch = 0 is not valid"),
+     ("tile", 1000, "tile = 1000 is not valid. Expected a multiple of 64"),
+     ("overlap", 900, "overlap = 900 is not valid. Expected at most half of tile = 1024"),
      ("threshold", 1.5, "threshold = 1.5 is not valid"), ("simplify_px", -1.0, "simplify_px = -1.0 is not valid")],
 )  # fmt: skip
 def test_settings_outside_their_range_are_named(name, value, words):

@@ -73,8 +73,11 @@ class Done:
         self.out = out
         self.settings = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-    def pages(self, name: str, digest: str) -> tuple[list[dict[str, Any]], int]:
-        """The entries of a file's pictures that are finished, and how many pictures it has; 0 if that is not known."""
+    def pages(self, name: str, digest: str | None = None) -> tuple[list[dict[str, Any]], int]:
+        """The entries of a file's pictures that are finished, and how many pictures it has; 0 if that is not known.
+
+        Without a digest, what was finished counts even if the file has changed since.
+        """
         single = self._entry(page_name(name, None), digest)
         if single is not None:
             return [single], 1
@@ -86,13 +89,13 @@ class Done:
                 number = entry["num_pages"]
         return found, number
 
-    def _entry(self, name: str, digest: str) -> dict[str, Any] | None:
+    def _entry(self, name: str, digest: str | None) -> dict[str, Any] | None:
         """What was noted of a picture, if it still holds and its files are there."""
         try:
             entry: dict[str, Any] = json.loads((self.out / FOLDER / f"{name}.json").read_bytes())
         except (OSError, ValueError):
             return None
-        same = entry.get("digest") == digest and entry.get("settings") == self.settings
+        same = digest in (None, entry.get("digest")) and entry.get("settings") == self.settings
         return entry if same and all((self.out / file).is_file() for file in entry["files"]) else None
 
     def write(self, entry: dict[str, Any], files: Mapping[str, bytes | str]) -> None:

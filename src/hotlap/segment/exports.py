@@ -20,8 +20,8 @@ from hotlap.segment.objects import COLUMNS
 from hotlap.segment.overlay import draw_overlay, encode_png
 from hotlap.segment.predict import Segmented
 
-TABLES = {"csv": "objects.csv", "xlsx": "objects.xlsx", "coco": "coco.json"}
-"""Files of all pictures together."""
+TABLES = {"csv": "objects.csv", "coco": "coco.json", "xlsx": "objects.xlsx"}
+"""Files of all pictures together; last the one that may not hold all rows, so that the others are there."""
 
 
 def label_tiff(labels: np.ndarray) -> bytes:  # [H, W] int32

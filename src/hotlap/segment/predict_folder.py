@@ -15,6 +15,7 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
+from hotlap.data.object_table import require_openpyxl
 from hotlap.kernels.instances.op import choose_impl
 from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
@@ -85,21 +86,31 @@ def predict_folder(
     """Finds the objects in every picture of a folder; bad files are named, finished ones not done again."""
     files = find_files(config.folder)
     prepare(config.out)
+    if "xlsx" in config.formats:
+        require_openpyxl()
     predictor = predictor or load_predictor(config)
+    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
+    done = Done(config.out, _settings(config, predictor))
     for impl, reason in choose_impl().against.items():
         emit(events.warn(f"results take seconds a picture: impl={impl!r} cannot run here ({reason}); {_REMEDY}"))
     emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.device}"))
     began = perf_counter()
     tally = _Tally()
     try:
-        _run(config, files, predictor, tally, emit)
-    except KeyboardInterrupt:
-        emit(events.warn(f"{len(tally.entries)} pictures are finished in {config.out}; the same command does the rest"))
+        _run(config, config.tiles(batch), files, predictor, done, tally, emit)
+    except BaseException as error:
+        # Tables are of all that is finished, also of what this run has not come to.
+        before = {entry["name"]: entry for name in files for entry in done.pages(name)[0]}
+        entries = _in_order(before | tally.entries)
+        if isinstance(error, KeyboardInterrupt):
+            emit(events.warn(f"{len(entries)} pictures are finished in {config.out}; the same command does the rest"))
+        if entries:
+            write_tables(config.out, entries, config.formats, config.category)
         raise
     finally:
-        entries = [tally.entries[name] for name in sorted(tally.entries)]
-        tables = write_tables(config.out, entries, config.formats, config.category)
         emit(events.finish(TASK))
+    entries = _in_order(tally.entries)
+    tables = write_tables(config.out, entries, config.formats, config.category)
     wall = perf_counter() - began
     network = max(0.0, wall - tally.read_s - tally.results_s)
     return PredictedFolder(
@@ -113,11 +124,15 @@ def predict_folder(
     )
 
 
-def _run(config: SegmentPredictConfig, files: dict[str, Path], predictor: Predictor, tally: _Tally, emit: Emit) -> None:
-    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
-    tiles = TileConfig(tile=config.tile, overlap=config.overlap, batch=batch)
+def _in_order(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entries[name] for name in sorted(entries)]
+
+
+def _run(
+    config: SegmentPredictConfig, tiles: TileConfig, files: dict[str, Path], predictor: Predictor, done: Done,
+    tally: _Tally, emit: Emit,
+) -> None:  # fmt: skip
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
-    done = Done(config.out, _settings(config, predictor))
     reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
     beside = Beside(workers)
     waiting: dict[int, Loaded] = {}
