@@ -25,6 +25,7 @@ from hotlap.data.object_table import read_csv
 from hotlap.data.tiff import read_pages, write_tiff
 from hotlap.kernels.instances import cpu
 from hotlap.segment.contours import draw_outlines
+from hotlap.segment.exports import TABLES
 from hotlap.segment.nets import build_net
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
@@ -277,6 +278,29 @@ def test_a_bad_page_is_named_and_the_others_go_on(folder):
         np.testing.assert_array_equal(labels_of(config.out, f"s_page{n:04d}") > 0, TRUTH["a"] > 0)
     again = predict_folder(config, predictor=bright_predictor())
     assert (again.num_images, again.num_before, again.bad) == (0, 6, answer.bad)
+
+
+def test_pages_can_be_told_apart_in_coco(folder):
+    pages = [Image.fromarray(as_picture(TRUTH[name])[..., 0]) for name in ("a", "b")]
+    pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
+    config = settings(folder, formats=("labels", "coco"))
+    predict_folder(config, predictor=bright_predictor())
+    found = read_coco(config.out / "coco.json")
+    assert set(found) == {"a.png", "b.png", "c.png", "stack.tif:0", "stack.tif:1"}
+    for n in range(2):
+        np.testing.assert_array_equal(found[f"stack.tif:{n}"], labels_of(config.out, f"stack_page{n:04d}"))
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.png", b"a\x01b.png"])
+def test_a_name_that_no_table_can_hold_costs_no_table(folder, name):
+    pytest.importorskip("openpyxl")
+    with open(os.fsencode(folder) + b"/" + name, "wb") as file:
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(file, "PNG")
+    config = settings(folder, formats=FORMATS)
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 4
+    rows = read_csv(config.out / "objects.csv")
+    assert len(rows) == 7 and sum("\N{REPLACEMENT CHARACTER}" in row["file"] for row in rows) == 2
+    assert set(TABLES.values()) <= {path.name for path in config.out.iterdir()}
 
 
 def test_the_tuned_batch_reaches_the_network(folder):

@@ -176,9 +176,9 @@ def _finish_one(
     """Works out one picture's results and writes them; runs in a thread."""
     found = segment_maps(maps, names, many)
     made = picture_files(loaded.name, found, loaded.picture, config.formats, config.category)
-    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats)
-    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else 0
-    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page}
+    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else None
+    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats, page)
+    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page or 0}
     done.write(entry, made)
     tally.entries[loaded.name] = entry
 
