@@ -303,6 +303,30 @@ def test_a_name_that_no_table_can_hold_costs_no_table(folder, name):
     assert set(TABLES.values()) <= {path.name for path in config.out.iterdir()}
 
 
+def test_an_answer_that_is_no_number_is_not_taken_for_an_empty_picture(folder):
+    """As scores beyond the range of 16 bits have it."""
+    predictor = bright_predictor()
+    right = predictor.model.forward
+    predictor.model.forward = lambda image: right(image) * (torch.nan if len(predictor.model.seen) == 1 else 1)
+    config = settings(folder, batch=1, workers=1)
+    answer = predict_folder(config, predictor=predictor)
+    ((file, reason),) = answer.bad.items()
+    assert "the network's answer is NaN at " in reason and "precision fp32" in reason
+    assert answer.num_images == 2 and answer.exit_code == 1
+    assert f"{Path(file).stem}.json" not in {path.name for path in (config.out / "done").iterdir()}
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 1
+
+
+def test_progress_counts_pages_and_ends_where_it_should(folder):
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(9)]
+    pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
+    for _ in range(2):
+        heard = []
+        predict_folder(settings(folder), heard.append, predictor=bright_predictor())
+        told = [(event.done, event.total) for event in heard if event.kind == "advance"]
+        assert all(done <= total for done, total in told) and told[-1] == (12, 12)
+
+
 def test_the_tuned_batch_reaches_the_network(folder):
     for n in range(5):
         Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / f"more{n}.png")

@@ -198,7 +198,9 @@ def _judged(
 def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:
     from hotlap.segment.instance_metrics import score_image
     from hotlap.segment.instances import split
+    from hotlap.segment.predict import check_maps
 
+    check_maps(maps)
     labels = split(maps, names, config.how())
     return score_image(truth, labels), labels
 

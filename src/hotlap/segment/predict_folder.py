@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.base import events
-from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, DataError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
 from hotlap.data.object_table import require_openpyxl
@@ -42,7 +42,7 @@ class PredictedFolder:
     num_objects: int
     """In all of them."""
     bad: dict[str, str]
-    """Files that could not be read, each with the reason."""
+    """Files that could not be read, or for which the network had no answer, each with the reason."""
     files: tuple[str, ...]
     """Files of all pictures together."""
     out: str
@@ -71,9 +71,19 @@ class _Tally:
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
+    """Pictures in each file that has been opened."""
     num_before: int = 0
     read_s: float = 0.0
     results_s: float = 0.0
+
+    def skip(self, file: str, reason: str) -> None:
+        """Notes what is wrong with a file, or with one more page of it."""
+        self.bad[file] = f"{self.bad[file]}; {reason}" if file in self.bad else reason
+
+    def expected(self, num_files: int) -> int:
+        """Pictures in all files, as far as is known."""
+        return num_files + sum(num - 1 for num in self.pages.values())
 
     def waited(self, seconds: float) -> None:
         """Counts time spent waiting for pictures."""
@@ -144,12 +154,14 @@ def _run(
             since = perf_counter()
             beside.submit(_finish_one, loaded, maps, predictor.names, many, config, done, tally)
             tally.results_s += perf_counter() - since
-            emit(events.advance(TASK, len(tally.entries), len(files), f"pictures: {loaded.name}"))
+            emit(events.advance(TASK, len(tally.entries), tally.expected(len(files)), f"pictures: {loaded.name}"))
     finally:
         reader.stop()
         since = perf_counter()
         beside.finish()
         tally.results_s += perf_counter() - since
+    if tally.entries:
+        emit(events.advance(TASK, len(tally.entries), tally.expected(len(files)), "pictures"))
 
 
 def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: Emit) -> Iterator[np.ndarray]:
@@ -157,13 +169,14 @@ def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: E
     number = 0
     for item in timed(iter(reader), tally.waited):
         if isinstance(item, Bad):
-            before = tally.bad.get(item.path.name)  # of another page
-            tally.bad[item.path.name] = f"{before}; {item.reason}" if before else item.reason
+            tally.skip(item.path.name, item.reason)
             emit(events.warn(f"skipped {str(item.path)!r}: {item.reason}"))
         elif isinstance(item, Finished):
             tally.entries |= {entry["name"]: entry for entry in item.entries}
+            tally.pages |= {entry["file_name"]: entry["num_pages"] for entry in item.entries}
             tally.num_before += len(item.entries)
         else:
+            tally.pages[item.path.name] = item.num_pages
             waiting[number] = item
             number += 1
             yield item.picture
@@ -174,7 +187,11 @@ def _finish_one(
     done: Done, tally: _Tally,
 ) -> None:  # fmt: skip
     """Works out one picture's results and writes them; runs in a thread."""
-    found = segment_maps(maps, names, many)
+    try:
+        found = segment_maps(maps, names, many)
+    except DataError as error:
+        tally.skip(loaded.path.name, f"{loaded.name}: {error}" if loaded.num_pages > 1 else str(error))
+        return
     made = picture_files(loaded.name, found, loaded.picture, config.formats, config.category)
     page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else None
     entry = picture_entry(loaded.name, loaded.path.name, found, config.formats, page)
