@@ -74,12 +74,19 @@ class _Tally:
     pages: dict[str, int] = field(default_factory=dict)
     """Pictures in each file that has been opened."""
     num_before: int = 0
+    num_skipped: int = 0
     read_s: float = 0.0
     results_s: float = 0.0
 
     def skip(self, file: str, reason: str) -> None:
         """Notes what is wrong with a file, or with one more page of it."""
+        self.num_skipped += 1
         self.bad[file] = f"{self.bad[file]}; {reason}" if file in self.bad else reason
+
+    @property
+    def num_done(self) -> int:
+        """Pictures that are finished or will not be."""
+        return len(self.entries) + self.num_skipped
 
     def expected(self, num_files: int) -> int:
         """Pictures in all files, as far as is known."""
@@ -154,14 +161,14 @@ def _run(
             since = perf_counter()
             beside.submit(_finish_one, loaded, maps, predictor.names, many, config, done, tally)
             tally.results_s += perf_counter() - since
-            emit(events.advance(TASK, len(tally.entries), tally.expected(len(files)), f"pictures: {loaded.name}"))
+            emit(events.advance(TASK, tally.num_done, tally.expected(len(files)), f"pictures: {loaded.name}"))
     finally:
         reader.stop()
         since = perf_counter()
         beside.finish()
         tally.results_s += perf_counter() - since
-    if tally.entries:
-        emit(events.advance(TASK, len(tally.entries), tally.expected(len(files)), "pictures"))
+    if tally.num_done:
+        emit(events.advance(TASK, tally.num_done, tally.expected(len(files)), "pictures"))
 
 
 def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: Emit) -> Iterator[np.ndarray]:
