@@ -20,7 +20,7 @@ import numpy as np
 from hotlap.base.errors import DataError, TooLarge
 from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
-from hotlap.data.tiff import BITS, COLORMAP, COMPRESSION, ORIENTATION, PHOTOMETRIC, Page, pages_in
+from hotlap.data.tiff import BITS, COLORMAP, COMPRESSION, LZW, ORIENTATION, PHOTOMETRIC, PLANAR, Page, pages_in
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 MOST_PIXELS = 1_000_000_000
@@ -28,7 +28,7 @@ _DAMAGE = (
     OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError,
     struct.error, zlib.error,
 )  # fmt: skip
-_WHITE_IS_ZERO, _PALETTE, _CMYK, _YCBCR = 0, 3, 5, 6
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")
 _MODES = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "I;16": 1, "I;16B": 1, "I": 1, "F": 1}
@@ -172,6 +172,10 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
     colours = page.tag(PHOTOMETRIC, 1)
     if colours == _CMYK:
         raise ValueError("its colours are CMYK, not grey or RGB")
+    if _is_plain_lzw(page, colours):
+        image = _opened(page.content, most_pixels)
+        image.seek(number)
+        return _samples(image)  # Pillow has turned it
     samples = page.decode() if colours != _YCBCR else None
     if samples is None:
         deepest = max(page.tags.get(BITS, (1,)))
@@ -190,6 +194,15 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
         raise ValueError(f"it has {samples.shape[2]} channels, not 1 or 3")
     samples = samples[..., : 1 if samples.shape[2] < 3 else 3]
     return _turned(~samples if colours == _WHITE_IS_ZERO and samples.dtype.kind == "u" else samples, orientation)
+
+
+def _is_plain_lzw(page: Page, colours: int) -> bool:
+    """Whether Pillow unpacks a page to the samples that we would, in a fortieth of the time: bytes, or grey of 16 bits."""
+    if page.tag(COMPRESSION, 1) not in LZW or (kind := page.dtype()) is None or page.tag(PLANAR, 1) != 1:
+        return False
+    page.check_whole()
+    grey = page.samples == 1 and colours == _BLACK_IS_ZERO and kind.itemsize <= 2
+    return kind.kind == "u" and (grey or (page.samples == 3 and colours == _RGB and kind.itemsize == 1))
 
 
 def _turned(samples: np.ndarray, orientation: int) -> np.ndarray:
