@@ -8,6 +8,8 @@ import pytest
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.instance_images import find_images, pack_images, split_images
+from hotlap.data.micrograph import normalise, read_pictures
+from hotlap.data.tiff import write_tiff
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -42,6 +44,45 @@ def test_a_packed_file_holds_what_the_folder_does(folder, tmp_path):
 def test_a_label_of_another_size_is_named(folder):
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "labels" / "cell1.png")
     with pytest.raises(DataError, match=r"label of 'cell1' is 4x4 pixels.*10x8"):
+        find_images(folder)[1].read()
+
+
+@pytest.mark.parametrize("kind", ["dim 16 bits", "16 bits in colour", "floats below 1", "32 bits"])
+def test_images_are_learned_from_as_prediction_sees_them(folder, kind):
+    """Scaled down to bytes before they are stretched, these had 6 levels of grey, or were black."""
+    values = np.random.default_rng(1).integers(0, 2048, (8, 10, 3))
+    stored = {
+        "dim 16 bits": values[..., 0].astype(np.uint16), "16 bits in colour": values.astype(np.uint16),
+        "floats below 1": (values[..., 0] / 4096).astype(np.float32), "32 bits": values[..., 0].astype(np.int32) * 1000,
+    }[kind]  # fmt: skip
+    (folder / "images" / "cell1.png").unlink()
+    path = folder / "images" / "cell1.tif"
+    path.write_bytes(write_tiff(stored))
+    seen = normalise(find_images(folder)[1].read()[0])
+    assert len(np.unique(seen)) > 40
+    np.testing.assert_array_equal(seen, normalise(next(read_pictures(path)).pixels))
+
+
+def test_webp_is_read(folder):
+    (folder / "images" / "cell1.png").unlink()
+    Image.new("RGB", (10, 8), (9, 99, 200)).save(folder / "images" / "cell1.webp", lossless=True)
+    assert find_images(folder)[1].read()[0][3, 3].tolist() == [9, 99, 200]
+
+
+@pytest.mark.parametrize("part", ["image", "label"])
+def test_a_stack_of_pages_is_named(folder, part):
+    (folder / f"{part}s" / "cell1.png").unlink()
+    pages = [Image.new("L", (10, 8), n) for n in range(3)]
+    pages[0].save(folder / f"{part}s" / "cell1.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(DataError, match=rf"{part} of 'cell1' .*cell1\.tif.* cannot be read: it has 3 pages"):
+        find_images(folder)[1].read()
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan])
+def test_a_label_of_fractions_is_named(folder, value):
+    (folder / "labels" / "cell1.png").unlink()
+    (folder / "labels" / "cell1.tif").write_bytes(write_tiff(np.full((8, 10), value, np.float32)))
+    with pytest.raises(DataError, match=f"label of 'cell1' has numbers such as {value}.*whole numbers"):
         find_images(folder)[1].read()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from hotlap.data.micrograph import normalise, read_pictures
+from hotlap.data.micrograph import normalise, pictures_in, read_pictures
 from hotlap.data.picture_file import UnreadablePicture
 from hotlap.data.tiff import write_tiff
 
@@ -84,6 +84,32 @@ def test_white_is_zero_is_turned_round(tmp_path):
     assert (one(tmp_path / "a.tif").pixels == 5).all()
 
 
+@pytest.mark.parametrize("predictor", [False, True])
+@pytest.mark.parametrize("kind", ["grey", "grey 16", "colour"])
+def test_lzw_is_unpacked_fast_and_to_the_very_samples(tmp_path, monkeypatch, kind, predictor):
+    random = np.random.default_rng(0)
+    shape = {"grey": (40, 50), "grey 16": (40, 50), "colour": (40, 50, 3)}[kind]
+    want = random.integers(0, 40_000 if kind == "grey 16" else 256, (2, *shape)).astype("u2" if "16" in kind else "u1")
+    path = tmp_path / "a.tif"
+    pages = [Image.fromarray(page) for page in want]
+    pages[0].save(path, save_all=True, append_images=pages[1:], compression="tiff_lzw", tiffinfo={317: 1 + predictor})
+    monkeypatch.setattr("hotlap.data.tiff._unpack_lzw", None)
+    for page, got in zip(want, read_pictures(path), strict=True):
+        np.testing.assert_array_equal(got.pixels, np.atleast_3d(page))
+
+
+def test_a_cut_lzw_picture_is_an_error_wherever_it_is_cut(tmp_path):
+    path, samples = tmp_path / "a.tif", np.random.default_rng(0).integers(0, 256, (40, 50), np.uint8)
+    Image.fromarray(samples).save(path, compression="tiff_lzw")
+    content = path.read_bytes()
+    for length in range(8, len(content) - 1, 97):
+        try:
+            (found,) = pictures_in(content[:length], path)
+        except UnreadablePicture:
+            continue
+        np.testing.assert_array_equal(found.pixels[..., 0], samples)
+
+
 def test_pages_are_pictures_with_names(tmp_path):
     pages = [Image.new("L", (8, 6), n) for n in range(3)]
     pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
@@ -150,6 +176,12 @@ def bad(folder, kind):
         path.write_bytes(write_tiff(good)[:2000])
     elif kind == "truncated 16 bit":
         path.write_bytes(png16(good.astype(np.uint16))[:300])
+    elif kind == "damaged 16 bit":
+        content = bytearray(png16(good.astype(np.uint16)))
+        content[200] ^= 255
+        path.write_bytes(content)
+    elif kind == "unknown 16 bit":
+        pytest.importorskip("tifffile").imwrite(path, good.astype(np.uint16), photometric="rgb", compression="lzma")
     elif kind == "five channels":
         path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
     return path
@@ -162,6 +194,7 @@ def bad(folder, kind):
         ("animated", "animated: 2 frames"), ("animated gif", "animated: 2 frames"), ("cmyk", "CMYK"),
         ("cmyk tiff", "CMYK"), ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
+        ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"),
     ],
 )  # fmt: skip

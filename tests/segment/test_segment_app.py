@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -45,6 +46,33 @@ def test_otsu_scores_are_written_with_pictures(folder, tmp_path):
     pictures = sorted((out / "pictures").iterdir())
     shares = [int(picture.name.split("-")[1].removeprefix("ap")) for picture in pictures]
     assert len(shares) == 3 and shares == sorted(shares), "from the worst to the best"
+
+
+def test_images_that_cannot_be_scored_are_named_and_the_rest_is(folder, tmp_path, capsys):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    Image.new("L", (7, 9)).save(data / "labels" / "c1.png")
+    (data / "images" / "c3.png").write_bytes(b"")
+    command = ["segment", "eval", str(data), "--model", "otsu", "--split", "all", "--out", str(tmp_path / "scores")]
+    assert run([*command, "--pictures", "6", "--quiet"]) == 1
+    said = capsys.readouterr().out
+    assert "otsu on 4 images" in said
+    assert "not scored: label of 'c1' is 7x9 pixels" in said and "c3.png) cannot be read: the file is empty" in said
+    whole = evaluate(SegmentEvalConfig(data=folder, out=tmp_path / "whole", split="all"))
+    found = json.loads((tmp_path / "scores" / "scores.json").read_text())
+    assert set(found["bad"]) == {"c1", "c3"}
+    assert found["images"] == [row for row in whole["images"] if row["name"] not in found["bad"]]
+    names = {path.name.split("-")[2] for path in (tmp_path / "scores" / "pictures").iterdir()}
+    assert names == {f"c{n}.png" for n in (0, 2, 4, 5)}
+
+
+def test_nothing_to_score_is_an_error_with_the_reason(folder, tmp_path):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    for path in (data / "images").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"none of the 2 images can be scored: image of 'c0' .* the file is empty"):
+        evaluate(SegmentEvalConfig(data=data, out=tmp_path / "scores"))
 
 
 def test_a_network_is_trained_and_scored(folder, tmp_path, capsys):

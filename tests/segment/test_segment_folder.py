@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from bright import as_picture, bright_predictor, discs
 from PIL import Image
 
-from hotlap.base.errors import DataError, StorageError, UsageError
+from hotlap.base.errors import DataError, EnvironmentUnusable, StorageError, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.coco import read_coco
@@ -24,6 +25,7 @@ from hotlap.data.object_table import read_csv
 from hotlap.data.tiff import read_pages, write_tiff
 from hotlap.kernels.instances import cpu
 from hotlap.segment.contours import draw_outlines
+from hotlap.segment.exports import TABLES
 from hotlap.segment.nets import build_net
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
@@ -187,6 +189,33 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder):
     assert contents(config.out) == contents(whole.out)
 
 
+def test_tables_keep_what_was_finished_before_when_a_later_run_fails(folder):
+    config = settings(folder)
+    predict_folder(config, predictor=bright_predictor())
+    table = (config.out / "objects.csv").read_bytes()
+    sizes = folder.parent / "none.json"
+    with pytest.raises(DataError, match=r"none\.json' cannot be read"):
+        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+    assert (config.out / "objects.csv").read_bytes() == table
+    Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / "0.png")  # comes before the finished ones
+    failing = bright_predictor()
+    failing.model.forward = lambda image: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        predict_folder(settings(folder, workers=1), predictor=failing)
+    assert (config.out / "objects.csv").read_bytes() == table
+    with pytest.raises(ZeroDivisionError):
+        predict_folder(settings(folder, threshold=0.6), predictor=failing)
+    assert (config.out / "objects.csv").read_bytes() == table, "nothing finished: nothing to write"
+
+
+def test_without_openpyxl_no_work_is_done(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    predictor = bright_predictor()
+    with pytest.raises(EnvironmentUnusable, match="openpyxl"):
+        predict_folder(settings(folder, formats=("csv", "xlsx")), predictor=predictor)
+    assert not predictor.model.seen
+
+
 def test_a_result_that_cannot_be_written_ends_the_run_with_its_name(folder):
     config = settings(folder)
     config.out.mkdir()
@@ -215,6 +244,88 @@ def test_files_of_one_stem_keep_results_apart(folder):
     config = settings(folder)
     predict_folder(config, predictor=bright_predictor())
     assert labels_of(config.out, "a_png").shape == (64, 64) and labels_of(config.out, "a_tif").shape == (40, 50)
+
+
+def test_no_two_pictures_share_a_name_whatever_they_are_called(folder):
+    """Each of these is a different size, and once overwrote another's results."""
+    sizes = {"x.png": 20, "x.bmp": 21, "x_png.bmp": 22, "x_bmp.png": 23, "s_page0001.png": 24}
+    for name, size in sizes.items():
+        Image.fromarray(as_picture(discs(size, size, (9, 9, 6)))[..., 0]).save(folder / name)
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(2)]
+    pages[0].save(folder / "s.tif", save_all=True, append_images=pages[1:])
+    config = settings(folder)
+    answer = predict_folder(config, predictor=bright_predictor())
+    assert answer.num_images == 3 + len(sizes) + 2
+    shown = {row["file"]: row["image"] for row in read_csv(config.out / "objects.csv")}
+    for name, size in sizes.items():
+        assert labels_of(config.out, shown[name]).shape == (size, size)
+    for n in range(2):
+        assert labels_of(config.out, f"s_page{n:04d}").shape == (64, 64)
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 0
+
+
+def test_a_bad_page_is_named_and_the_others_go_on(folder):
+    page = as_picture(TRUTH["a"])[..., 0].astype(np.float32)
+    bad = page.copy()
+    bad[3, 4] = np.nan
+    pytest.importorskip("tifffile").imwrite(folder / "s.tif", np.stack([page, bad, page, bad, page]))
+    config = settings(folder)
+    answer = predict_folder(config, predictor=bright_predictor())
+    one = "of its 4096 numbers are NaN or infinite"
+    assert answer.bad == {"s.tif": f"page 1: 1 {one}; page 3: 1 {one}"} and answer.exit_code == 1
+    assert answer.num_images == 6
+    for n in (0, 2, 4):
+        np.testing.assert_array_equal(labels_of(config.out, f"s_page{n:04d}") > 0, TRUTH["a"] > 0)
+    again = predict_folder(config, predictor=bright_predictor())
+    assert (again.num_images, again.num_before, again.bad) == (0, 6, answer.bad)
+
+
+def test_pages_can_be_told_apart_in_coco(folder):
+    pages = [Image.fromarray(as_picture(TRUTH[name])[..., 0]) for name in ("a", "b")]
+    pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
+    config = settings(folder, formats=("labels", "coco"))
+    predict_folder(config, predictor=bright_predictor())
+    found = read_coco(config.out / "coco.json")
+    assert set(found) == {"a.png", "b.png", "c.png", "stack.tif:0", "stack.tif:1"}
+    for n in range(2):
+        np.testing.assert_array_equal(found[f"stack.tif:{n}"], labels_of(config.out, f"stack_page{n:04d}"))
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.png", b"a\x01b.png"])
+def test_a_name_that_no_table_can_hold_costs_no_table(folder, name):
+    pytest.importorskip("openpyxl")
+    with open(os.fsencode(folder) + b"/" + name, "wb") as file:
+        Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(file, "PNG")
+    config = settings(folder, formats=FORMATS)
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 4
+    rows = read_csv(config.out / "objects.csv")
+    assert len(rows) == 7 and sum("\N{REPLACEMENT CHARACTER}" in row["file"] for row in rows) == 2
+    assert set(TABLES.values()) <= {path.name for path in config.out.iterdir()}
+
+
+def test_an_answer_that_is_no_number_is_not_taken_for_an_empty_picture(folder):
+    """As scores beyond the range of 16 bits have it."""
+    predictor = bright_predictor()
+    right = predictor.model.forward
+    predictor.model.forward = lambda image: right(image) * (torch.nan if len(predictor.model.seen) == 1 else 1)
+    config = settings(folder, batch=1, workers=1)
+    answer = predict_folder(config, predictor=predictor)
+    ((file, reason),) = answer.bad.items()
+    assert "the network's answer is NaN at " in reason and "precision fp32" in reason
+    assert answer.num_images == 2 and answer.exit_code == 1
+    assert f"{Path(file).stem}.json" not in {path.name for path in (config.out / "done").iterdir()}
+    assert predict_folder(config, predictor=bright_predictor()).num_images == 1
+
+
+def test_progress_counts_pages_and_ends_where_it_should(folder):
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(9)]
+    pages[0].save(folder / "stack.tif", save_all=True, append_images=pages[1:])
+    (folder / "bad.png").write_bytes(b"")
+    for _ in range(2):
+        heard = []
+        predict_folder(settings(folder), heard.append, predictor=bright_predictor())
+        told = [(event.done, event.total) for event in heard if event.kind == "advance"]
+        assert all(done <= total for done, total in told) and told[-1] == (13, 13)
 
 
 def test_the_tuned_batch_reaches_the_network(folder):

@@ -13,7 +13,7 @@ from hotlap.base.errors import ConfigError, OutOfMemory, UsageError
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.nets import NETS, build_head, build_net
-from hotlap.segment.network import Predictor, find_weights, load_predictor, recognise
+from hotlap.segment.network import Predictor, find_weights, load_net, load_predictor, recognise
 from hotlap.segment.predict import ManyConfig, predict_many
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.tiles import TileConfig
@@ -122,6 +122,24 @@ def config(**given):
     return SegmentPredictConfig(**{"folder": "pictures", "device": "cpu", **given})
 
 
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("name", "width"), [("unet", 2), ("resunet-small", 6), ("smp:unet/resnet18", None)])
+def test_safetensors_of_a_network_given_by_name_are_read(tmp_path, name, width, head):
+    """Their tensors come in another order than the network has them."""
+    if name.startswith("smp:"):
+        pytest.importorskip("segmentation_models_pytorch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    file = tmp_path / "net.safetensors"
+    save_file(build_head(name, head, width=width).state_dict(), file)
+    assert load_net(file, name, width).names == HEADS[head]
+
+
+def test_weights_of_another_network_than_the_one_named_with_its_width(tmp_path):
+    torch.save(build_head("unet", "core", width=2).state_dict(), tmp_path / "unet.pt")
+    with pytest.raises(UsageError, match=r"unet.pt' are not those of hrnet"):
+        load_net(tmp_path / "unet.pt", "hrnet", 8)
+
+
 def test_weights_alone_are_enough(tmp_path):
     path = saved(tmp_path / "a.pt", maps=1)
     for given in (
@@ -167,6 +185,8 @@ def test_models_that_are_not_there_are_named(tmp_path):
     ("name", "value", "words"),
     [("formats", ("labels", "cocoa"), "formats = 'cocoa' is not known. Did you mean 'coco'"),
      ("um_per_px", -2.0, "um_per_px = -2.0 is not valid"), ("batch", 0, "batch = 0 is not valid"),
+     ("tile", 1000, "tile = 1000 is not valid. Expected a multiple of 64"),
+     ("overlap", 900, "overlap = 900 is not valid. Expected at most half of tile = 1024"),
      ("threshold", 1.5, "threshold = 1.5 is not valid"), ("simplify_px", -1.0, "simplify_px = -1.0 is not valid")],
 )  # fmt: skip
 def test_settings_outside_their_range_are_named(name, value, words):

@@ -117,7 +117,7 @@ def test_weights_are_above_0_and_highest_inside():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [("tile", 8, "at least 32"), ("batch", 0, "at least 1"), ("overlap", 600, "at most half of tile = 1024"),
-     ("tile", 1000, "a multiple of multiple = 64")],
+     ("tile", 1000, "a multiple of 64")],
 )  # fmt: skip
 def test_settings_outside_their_range_are_named(name, value, words):
     with pytest.raises(ConfigError, match=f"{name} = {value} is not valid. Expected {words}"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from hotlap.base.errors import EXIT_OK
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.cli.commands import _dry_run, _exit_code, _print_json, _print_record, _stderr
 from hotlap.cli.options import Request
 from hotlap.cli.show import ProgressDoor, make_console
@@ -40,9 +40,10 @@ def run_eval(request: Request) -> int:
         return _dry_run(request, [])
     with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
         found = evaluate(config, door)
+    code = EXIT_CHECK_FAILED if found["bad"] else EXIT_OK
     if request.common.json:
         _print_json(found)
-        return EXIT_OK
+        return code
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, title in {**SHOWN, "dice": "Dice"}.items():
         table.add_row(title, f"{found['scores'][name]:.3f}")
@@ -51,4 +52,6 @@ def run_eval(request: Request) -> int:
     console.print(table)
     places = f"each image in {config.out / 'images.csv'}, pictures in {config.out / 'pictures'}"
     console.print(Text(places, style="dim"), soft_wrap=True)
-    return EXIT_OK
+    for reason in found["bad"].values():
+        console.print(Text(f"not scored: {reason}"), soft_wrap=True)
+    return code

@@ -23,6 +23,8 @@ class CocoImage:
     labels: np.ndarray  # [H, W] int
     scores: Sequence[float]
     """Confidence of labels 1, 2, ..."""
+    page: int | None = None
+    """From 0, where the file holds several."""
 
 
 def label_runs(labels: np.ndarray) -> dict[int, list[int]]:  # [H, W]
@@ -118,7 +120,7 @@ def coco_image(
             }
         )
     entry = {"id": number, "file_name": image.file_name, "width": width, "height": height}
-    return entry, annotations
+    return entry if image.page is None else {**entry, "page": image.page}, annotations
 
 
 def _box(counts: Sequence[int], height: int) -> list[int]:
@@ -145,10 +147,13 @@ def coco_document(images: list[dict[str, Any]], annotations: list[dict[str, Any]
 
 
 def read_coco(path: Path) -> dict[str, np.ndarray]:
-    """The label picture of each image of a COCO file whose masks are compressed run lengths."""
+    """The label picture of each image of a COCO file whose masks are compressed run lengths.
+
+    By file name; that of a page among several is followed by a colon and its number.
+    """
     try:
         data = json.loads(read_text(path))
-        pictures = {i["id"]: (i["file_name"], np.zeros((i["height"], i["width"]), np.int32)) for i in data["images"]}
+        pictures = {i["id"]: (_name(i), np.zeros((i["height"], i["width"]), np.int32)) for i in data["images"]}
         for annotation in data["annotations"]:
             height, width = annotation["segmentation"]["size"]
             mask = runs_to_mask(expand_runs(annotation["segmentation"]["counts"]), height, width)
@@ -157,3 +162,7 @@ def read_coco(path: Path) -> dict[str, np.ndarray]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"file {str(path)!r} is no COCO file with run lengths: {error!r}") from error
     return dict(pictures.values())
+
+
+def _name(image: dict[str, Any]) -> str:
+    return f"{image['file_name']}:{image['page']}" if "page" in image else str(image["file_name"])

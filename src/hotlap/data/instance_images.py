@@ -15,13 +15,14 @@ import numpy as np
 
 from hotlap.base.errors import DataError, StorageError
 from hotlap.data.image_folder import HOLD_OUT_EVERY, find_pairs
-from hotlap.data.picture_file import require_pillow, to_rgb
+from hotlap.data.micrograph import Picture, pictures_in, read_pictures
+from hotlap.data.picture_file import UnreadablePicture, require_pillow
 
 LABELS = "label:"
 """Begins the name of a label among a packed file's arrays; "image:" that of its image."""
 IMAGES = "image:"
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Pixels = np.ndarray[Any, np.dtype[Any]]
 Numbered = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -33,9 +34,9 @@ class InstanceImage:
     image: Path | bytes
     label: Path | bytes
 
-    def read(self) -> tuple[Pixels, Numbered]:  # [H, W, 3], [H, W]
-        """The pixels, and the number of the object at each of them; 0 is background."""
-        image = np.array(to_rgb(_decode(self.image, f"image of {self.name!r}")), dtype=np.uint8)
+    def read(self) -> tuple[Pixels, Numbered]:  # [H, W, C], C is 1 or 3; [H, W]
+        """The pixels, with all of their bits as for prediction, and the number of each one's object, 0 for none."""
+        image = _pixels(self.image, f"image of {self.name!r}")
         label = np.asarray(_decode(self.label, f"label of {self.name!r}"))
         if label.ndim == 3 and (label[..., :1] == label[..., :3]).all():
             label = label[..., 0]
@@ -49,6 +50,11 @@ class InstanceImage:
                 f"label of {self.name!r} is {label.shape[1]}x{label.shape[0]} pixels",
                 expected=f"the size of its image, {image.shape[1]}x{image.shape[0]}",
                 remedy="Export the label again at the image's size",
+            )
+        if label.dtype.kind == "f" and not (np.isfinite(label).all() and (label == np.round(label)).all()):
+            raise DataError(
+                f"label of {self.name!r} has numbers such as {label[label != np.round(label)][0]}",
+                expected="whole numbers, one for each object",
             )
         return image, label.astype(np.int32)
 
@@ -99,14 +105,29 @@ def _packed(file: Path) -> list[InstanceImage]:
     return [InstanceImage(name, content[IMAGES + name], content[LABELS + name]) for name in names]
 
 
+def _pixels(source: Path | bytes, what: str) -> Pixels:
+    try:
+        pictures = pictures_in(source, Path()) if isinstance(source, bytes) else read_pictures(source)
+        first: Picture = next(pictures)
+    except UnreadablePicture as error:
+        raise _unreadable(source, what, error.reason) from error
+    if first.num_pages > 1:
+        raise _unreadable(source, what, f"it has {first.num_pages} pages, and its label is for one")
+    return first.pixels
+
+
 def _decode(source: Path | bytes, what: str) -> Any:
     image_module = require_pillow()
     try:
         image = image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError, image_module.DecompressionBombError) as error:
-        where = "" if isinstance(source, bytes) else f" ({source})"
-        raise DataError(
-            f"{what}{where} cannot be read: {error}", remedy="Replace the file, or remove it and its partner"
-        ) from error
+        raise _unreadable(source, what, str(error)) from error
+    if getattr(image, "n_frames", 1) > 1:
+        raise _unreadable(source, what, f"it has {image.n_frames} pages")
     return image
+
+
+def _unreadable(source: Path | bytes, what: str, reason: str) -> DataError:
+    where = "" if isinstance(source, bytes) else f" ({source})"
+    return DataError(f"{what}{where} cannot be read: {reason}", remedy="Replace the file, or remove it and its partner")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hotlap.data.file_bytes import read_text
 Row = Sequence[int | float | str]
 MOST_ROWS = 1_048_575
 """What a sheet of Excel holds below its header."""
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
@@ -29,7 +31,15 @@ def write_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
 def _cell(value: int | float | str) -> int | str:
     if isinstance(value, float):
         return f"{value:.7g}" if math.isfinite(value) else ""
-    return value
+    return _plain(value) if isinstance(value, str) else value
+
+
+def _plain(text: str) -> str:
+    """Text that every table can hold: what no Unicode has, and control characters, show as '\N{REPLACEMENT CHARACTER}'.
+
+    Names of files may have both, and one of them must not cost the table of all others.
+    """
+    return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -74,7 +84,7 @@ def _text_cell(page: Any, text: str, *, bold: bool = False) -> Any:
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.styles import Font
 
-    cell = WriteOnlyCell(page, value=text)
+    cell = WriteOnlyCell(page, value=_plain(text))
     cell.data_type = "s"
     if bold:
         cell.font = Font(bold=True)

@@ -77,6 +77,16 @@ class Page:
             return None
         return np.dtype(f"{self.order}{kind}{size // 8}")
 
+    def check_whole(self) -> None:
+        """Refuses a page whose pieces lie beyond the end of the file."""
+        for offsets, counts in ((STRIP_OFFSETS, STRIP_COUNTS), (TILE_OFFSETS, TILE_COUNTS)):
+            for offset, count in zip(self.tags.get(offsets, ()), self.tags.get(counts, ()), strict=False):
+                self._check_piece(int(offset), int(count))
+
+    def _check_piece(self, offset: int, count: int) -> None:
+        if offset + count > len(self.content):
+            raise self.fault(f"it is cut short: bytes {offset} to {offset + count} of {len(self.content)}")
+
     def decode(self) -> np.ndarray | None:  # [H, W, samples]
         """The samples; None if the page is compressed or packed in a way that is not known here."""
         kind = self.dtype()
@@ -108,8 +118,7 @@ class Page:
 
     def _piece(self, offset: int, count: int, shape: tuple[int, int, int], kind: np.dtype) -> np.ndarray:
         size = int(np.prod(shape)) * kind.itemsize
-        if offset + count > len(self.content):
-            raise self.fault(f"it is cut short: bytes {offset} to {offset + count} of {len(self.content)}")
+        self._check_piece(offset, count)
         data = _unpack(self.content[offset : offset + count], self.tag(COMPRESSION, 1), size)
         if len(data) < size:
             raise self.fault(f"a piece holds {len(data)} bytes instead of {size}")

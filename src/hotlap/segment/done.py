@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,35 @@ from hotlap.data.micrograph import SUFFIXES, page_name
 from hotlap.records.run import write_atomic
 
 FOLDER = "done"
+STACKS = (".tif", ".tiff")
+"""How files end that may hold several pictures, each with a name of its own."""
 
 
 def find_files(folder: Path) -> dict[str, Path]:
-    """The pictures of a folder by the name of their results: the stem, or the whole name where stems are the same."""
+    """The pictures of a folder by the name of their results, which no two share: the stem, or else the whole name."""
     if not folder.is_dir():
         raise DataError(f"folder {str(folder)!r} does not exist", expected="a folder with pictures")
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
     if not paths:
         raise DataError(f"folder {str(folder)!r} holds no pictures", expected=f"files {', '.join(SUFFIXES)}")
-    stems = [path.stem for path in paths]
-    return {path.name.replace(".", "_") if stems.count(path.stem) > 1 else path.stem: path for path in paths}
+    stems = Counter(path.stem for path in paths)
+    stacks = {name for path in paths if path.suffix.lower() in STACKS for name in (path.stem, _whole(path))}
+    named: dict[str, Path] = {}
+    for path in paths:
+        short = [path.stem] if stems[path.stem] == 1 else []
+        choices = itertools.chain(short, [_whole(path)], (f"{_whole(path)}_{n}" for n in itertools.count(2)))
+        named[next(name for name in choices if name not in named and not _is_page(name, stacks))] = path
+    return named
+
+
+def _is_page(name: str, stacks: set[str]) -> bool:
+    """Whether a page of one of these files may have this name."""
+    stack, _, number = name.rpartition("_page")
+    return stack in stacks and number.isdigit()
+
+
+def _whole(path: Path) -> str:
+    return path.name.replace(".", "_")
 
 
 def prepare(out: Path) -> None:
@@ -53,8 +73,11 @@ class Done:
         self.out = out
         self.settings = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-    def pages(self, name: str, digest: str) -> tuple[list[dict[str, Any]], int]:
-        """The entries of a file's pictures that are finished, and how many pictures it has; 0 if that is not known."""
+    def pages(self, name: str, digest: str | None = None) -> tuple[list[dict[str, Any]], int]:
+        """The entries of a file's pictures that are finished, and how many pictures it has; 0 if that is not known.
+
+        Without a digest, what was finished counts even if the file has changed since.
+        """
         single = self._entry(page_name(name, None), digest)
         if single is not None:
             return [single], 1
@@ -66,13 +89,13 @@ class Done:
                 number = entry["num_pages"]
         return found, number
 
-    def _entry(self, name: str, digest: str) -> dict[str, Any] | None:
+    def _entry(self, name: str, digest: str | None) -> dict[str, Any] | None:
         """What was noted of a picture, if it still holds and its files are there."""
         try:
             entry: dict[str, Any] = json.loads((self.out / FOLDER / f"{name}.json").read_bytes())
         except (OSError, ValueError):
             return None
-        same = entry.get("digest") == digest and entry.get("settings") == self.settings
+        same = digest in (None, entry.get("digest")) and entry.get("settings") == self.settings
         return entry if same and all((self.out / file).is_file() for file in entry["files"]) else None
 
     def write(self, entry: dict[str, Any], files: Mapping[str, bytes | str]) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, StorageError
+from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
 from hotlap.data.micrograph import normalise
@@ -80,33 +80,40 @@ class SegmentEvalConfig:
 
 
 def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
-    """The scores of each image and of all; also written, with pictures, to the config's folder."""
+    """The scores of each image and of all; also written, with pictures, to the config's folder.
+
+    An image that cannot be read, or whose label is not for it, is named under ``bad`` and not scored.
+    """
     if str(config.data) in ("", "."):
         raise ConfigError("no data was given", remedy="Name a folder, as in 'hotlap segment eval cells --model out'")
     images = _chosen(config)
     predict, maps_seen = _predictor(config)
     _make_folder(config.out)
     began = time.perf_counter()
-    rows, kept = [], {}
+    judged: dict[int, tuple[Any, Array]] = {}
+    reader = _Reader(images, emit)
     emit(events.start("eval", len(images)))
-    for done, (index, (row, labels)) in enumerate(_judged(images, predict, maps_seen, config), start=1):
-        rows.append((index, row))
-        kept[index] = labels
-        emit(events.advance("eval", done, len(images), f"{images[index].name}: AP {row.row()['ap50']:.2f}"))
+    for index, (row, labels) in _judged(reader, predict, maps_seen, config):
+        judged[index] = row, labels
+        said = f"{images[index].name}: AP {row.row()['ap50']:.2f}"
+        emit(events.advance("eval", len(judged) + len(reader.bad), len(images), said))
     emit(events.finish("eval"))
-    rows.sort(key=lambda item: item[0])
+    if not judged:
+        raise DataError(f"none of the {len(images)} images can be scored: {next(iter(reader.bad.values()))}")
     from hotlap.segment.instance_metrics import summarise
 
+    order = sorted(judged)
     found: dict[str, Any] = {
         "model": config.model,
         "split": config.split,
-        "num_images": len(images),
+        "num_images": len(judged),
+        "bad": reader.bad,
         "seconds": time.perf_counter() - began,
-        "scores": summarise([row for _, row in rows]),
-        "images": [{"name": images[index].name, **row.row()} for index, row in rows],
+        "scores": summarise([judged[index][0] for index in order]),
+        "images": [{"name": images[index].name, **judged[index][0].row()} for index in order],
     }
     _write(found, config.out)
-    _draw(images, found["images"], kept, config)
+    _draw([images[index] for index in order], found["images"], [judged[index][1] for index in order], config)
     return found
 
 
@@ -116,11 +123,33 @@ def _chosen(config: SegmentEvalConfig) -> list[InstanceImage]:
     return {"held-out": held_out, "train": train, "all": everything}[config.split]
 
 
-Predictor = Callable[[list[InstanceImage]], Iterator[tuple[int, Array]]]
+class _Reader:
+    """Reads images for the network, remembers the label of each, and leaves out those that cannot be scored."""
+
+    def __init__(self, images: list[InstanceImage], emit: Emit) -> None:
+        self.images, self.emit = images, emit
+        self.bad: dict[str, str] = {}
+        """What is wrong with images that were left out, by name."""
+        self.read: list[tuple[int, Array]] = []
+        """Place and label of each image that was handed out, in that order."""
+
+    def __iter__(self) -> Iterator[Array]:  # [H, W, 3] uint8
+        for index, image in enumerate(self.images):
+            try:
+                pixels, label = image.read()
+            except DataError as error:
+                self.bad[image.name] = str(error)
+                self.emit(events.warn(f"not scored: {error}"))
+                continue
+            self.read.append((index, label))
+            yield normalise(pixels)
+
+
+Predictor = Callable[[Iterable[Array]], Iterator[tuple[int, Array]]]
 
 
 def _predictor(config: SegmentEvalConfig) -> tuple[Predictor, tuple[str, ...]]:
-    """What gives the maps [M, H, W] of each image with its number, in any order; and which maps they are."""
+    """What gives the maps [M, H, W] of each picture with its number, in any order; and which maps they are."""
     if config.model == OTSU:
         return _by_threshold, (FOREGROUND,)
     from hotlap.segment.network import load_predictor
@@ -138,25 +167,26 @@ def _predictor(config: SegmentEvalConfig) -> tuple[Predictor, tuple[str, ...]]:
             channels_last=config.channels_last,
         )
     )
-    return lambda images: predict_maps((normalise(image.read()[0]) for image in images), net, tiles), net.names
+    return lambda pictures: predict_maps(pictures, net, tiles), net.names
 
 
-def _by_threshold(images: list[InstanceImage]) -> Iterator[tuple[int, Array]]:
+def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
     from hotlap.segment.otsu import otsu_foreground
 
-    for index, image in enumerate(images):
-        yield index, otsu_foreground(normalise(image.read()[0]))
+    for number, picture in enumerate(pictures):
+        yield number, otsu_foreground(picture)
 
 
 def _judged(
-    images: list[InstanceImage], predict: Predictor, names: tuple[str, ...], config: SegmentEvalConfig
+    reader: _Reader, predict: Predictor, names: tuple[str, ...], config: SegmentEvalConfig
 ) -> Iterator[tuple[int, tuple[Any, Array]]]:
     """The scores and objects of each image, worked out in threads while the network goes on."""
     workers = read_host().usable_cores
     under_way: deque[tuple[int, Future[tuple[Any, Array]]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for index, maps in predict(images):
-            under_way.append((index, pool.submit(_judge, images[index], maps, names, config)))
+        for handed_out, maps in predict(reader):
+            index, truth = reader.read[handed_out]
+            under_way.append((index, pool.submit(_judge, truth, maps, names, config)))
             while len(under_way) > 2 * workers:
                 number, judged = under_way.popleft()
                 yield number, judged.result()
@@ -165,12 +195,14 @@ def _judged(
             yield number, judged.result()
 
 
-def _judge(image: InstanceImage, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:
+def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:
     from hotlap.segment.instance_metrics import score_image
     from hotlap.segment.instances import split
+    from hotlap.segment.predict import check_maps
 
+    check_maps(maps)
     labels = split(maps, names, config.how())
-    return score_image(image.read()[1], labels), labels
+    return score_image(truth, labels), labels
 
 
 def _make_folder(folder: Path) -> None:
@@ -191,7 +223,7 @@ def _write(found: dict[str, Any], folder: Path) -> None:
 
 
 def _draw(
-    images: list[InstanceImage], rows: list[dict[str, Any]], kept: dict[int, Array], config: SegmentEvalConfig
+    images: list[InstanceImage], rows: list[dict[str, Any]], kept: list[Array], config: SegmentEvalConfig
 ) -> None:
     """Some pictures, named by their rank, from the worst AP to the best."""
     from hotlap.segment.outline_picture import compared

@@ -20,8 +20,8 @@ from hotlap.segment.objects import COLUMNS
 from hotlap.segment.overlay import draw_overlay, encode_png
 from hotlap.segment.predict import Segmented
 
-TABLES = {"csv": "objects.csv", "xlsx": "objects.xlsx", "coco": "coco.json"}
-"""Files of all pictures together."""
+TABLES = {"csv": "objects.csv", "coco": "coco.json", "xlsx": "objects.xlsx"}
+"""Files of all pictures together; last the one that may not hold all rows, so that the others are there."""
 
 
 def label_tiff(labels: np.ndarray) -> bytes:  # [H, W] int32
@@ -50,11 +50,13 @@ def picture_files(
     return made
 
 
-def picture_entry(name: str, file_name: str, found: Segmented, formats: Iterable[str]) -> dict[str, Any]:
-    """What the files of all pictures need to know of one."""
+def picture_entry(
+    name: str, file_name: str, found: Segmented, formats: Iterable[str], page: int | None = None
+) -> dict[str, Any]:
+    """What the files of all pictures need to know of one; ``page`` where its file holds several."""
     entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [tuple(m) for m in found.objects]}
     if "coco" in formats:
-        image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects])
+        image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects], page)
         entry["coco"] = coco_image(image, 0, 0)
     return entry
 

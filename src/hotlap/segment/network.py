@@ -97,7 +97,7 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
     """The network that a file of weights belongs to; ``named`` and ``width`` are for where the weights cannot tell."""
     weights = read_weights(file)
     if named is not None and (named.startswith(SMP) or width is not None):
-        name, num_maps = named, _num_maps_given(weights)
+        name, num_maps = named, _num_maps_given(weights, file, named, width)
     else:
         name, width, num_maps = recognise(weights, file, named)
     head = marked_head(weights) or usual_head(num_maps)
@@ -150,11 +150,7 @@ def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = Non
         # Channels grow in step with the width.
         grown = (len(weights[body]) - narrow[body][0]) * least
         return name, least + grown // (wide[body][0] - narrow[body][0]), len(weights[head])
-    raise UsageError(
-        f"weights = {str(file)!r} are not those of {named or 'a network known here'}",
-        expected=f"weights of {named or ', '.join(NETS)}",
-        remedy="Give the network that was trained with --model and its weights with --weights",
-    )
+    raise _not_those(file, named)
 
 
 def _first_other(some: Mapping[str, torch.Size], others: Mapping[str, torch.Size]) -> str:
@@ -163,14 +159,25 @@ def _first_other(some: Mapping[str, torch.Size], others: Mapping[str, torch.Size
 
 
 @functools.cache
-def _shapes(name: str, maps: int, width: int) -> dict[str, torch.Size]:
+def _shapes(name: str, maps: int, width: int | None) -> dict[str, torch.Size]:
     with torch.device("meta"):
         return {key: tensor.shape for key, tensor in build_net(name, maps=maps, width=width).state_dict().items()}
 
 
-def _num_maps_given(weights: Mapping[str, Tensor]) -> int:
-    """Of weights whose network is known by name: their last tensor is the bias of the maps."""
-    return len(list(weights.values())[-1])
+def _num_maps_given(weights: Mapping[str, Tensor], file: Path, name: str, width: int | None) -> int:
+    """Of weights whose network is known by name; files keep tensors in orders of their own, so names must tell."""
+    head = _first_other(_shapes(name, 1, width), _shapes(name, 2, width))
+    if head not in weights:
+        raise _not_those(file, name)
+    return len(weights[head])
+
+
+def _not_those(file: Path, named: str | None) -> UsageError:
+    return UsageError(
+        f"weights = {str(file)!r} are not those of {named or 'a network known here'}",
+        expected=f"weights of {named or ', '.join(NETS)}",
+        remedy="Give the network that was trained with --model and its weights with --weights",
+    )
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hotlap.base.errors import DataError
 from hotlap.data.micrograph import normalise
 from hotlap.data.outline import Outline
 from hotlap.kernels.instances.op import trace
@@ -55,6 +56,7 @@ MANY = ManyConfig()
 
 def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = MANY) -> Segmented:  # [M, H, W]
     """The objects that maps show, outlined and measured."""
+    check_maps(maps)
     labels = split(maps, names, config.split)
     foreground, rings = maps[names.index("foreground")], trace(labels)
     return Segmented(
@@ -62,6 +64,16 @@ def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = 
         outlines(labels, tolerance=config.simplify_px, rings=rings),
         measure_objects(labels, foreground, um_per_px=config.um_per_px, rings=rings),
     )
+
+
+def check_maps(maps: np.ndarray) -> None:  # [M, H, W]
+    """Refuses maps with NaN, which would be taken for pictures without objects."""
+    if np.isnan(maps.min(initial=0.0)):
+        raise DataError(
+            f"the network's answer is NaN at {np.count_nonzero(np.isnan(maps))} of {maps.size} places",
+            expected="probabilities",
+            remedy="Use precision fp32 or bf16 where it was fp16; else the weights are damaged",
+        )
 
 
 def predict_many(

@@ -9,6 +9,7 @@ from typing import Literal
 from hotlap.base.errors import ConfigError, did_you_mean
 from hotlap.data.micrograph import MOST_PIXELS
 from hotlap.segment.instances import SplitConfig
+from hotlap.segment.tiles import TileConfig
 
 FORMATS = ("labels", "csv", "xlsx", "coco", "yolo", "roi", "geojson", "overlay")
 
@@ -76,6 +77,11 @@ class SegmentPredictConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {least}")
         self.split()
+        self.tiles(self.batch)
+
+    def tiles(self, batch: int) -> TileConfig:
+        """How pictures are cut, with so many tiles to a batch."""
+        return TileConfig(tile=self.tile, overlap=self.overlap, batch=batch)
 
     def split(self) -> SplitConfig:
         """How maps become objects."""

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from hotlap.base import events
-from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, DataError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
+from hotlap.data.object_table import require_openpyxl
 from hotlap.kernels.instances.op import choose_impl
 from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
@@ -41,7 +42,7 @@ class PredictedFolder:
     num_objects: int
     """In all of them."""
     bad: dict[str, str]
-    """Files that could not be read, each with the reason."""
+    """Files that could not be read, or for which the network had no answer, each with the reason."""
     files: tuple[str, ...]
     """Files of all pictures together."""
     out: str
@@ -70,9 +71,26 @@ class _Tally:
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
+    """Pictures in each file that has been opened."""
     num_before: int = 0
+    num_skipped: int = 0
     read_s: float = 0.0
     results_s: float = 0.0
+
+    def skip(self, file: str, reason: str) -> None:
+        """Notes what is wrong with a file, or with one more page of it."""
+        self.num_skipped += 1
+        self.bad[file] = f"{self.bad[file]}; {reason}" if file in self.bad else reason
+
+    @property
+    def num_done(self) -> int:
+        """Pictures that are finished or will not be."""
+        return len(self.entries) + self.num_skipped
+
+    def expected(self, num_files: int) -> int:
+        """Pictures in all files, as far as is known."""
+        return num_files + sum(num - 1 for num in self.pages.values())
 
     def waited(self, seconds: float) -> None:
         """Counts time spent waiting for pictures."""
@@ -85,21 +103,31 @@ def predict_folder(
     """Finds the objects in every picture of a folder; bad files are named, finished ones not done again."""
     files = find_files(config.folder)
     prepare(config.out)
+    if "xlsx" in config.formats:
+        require_openpyxl()
     predictor = predictor or load_predictor(config)
+    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
+    done = Done(config.out, _settings(config, predictor))
     for impl, reason in choose_impl().against.items():
         emit(events.warn(f"results take seconds a picture: impl={impl!r} cannot run here ({reason}); {_REMEDY}"))
     emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.device}"))
     began = perf_counter()
     tally = _Tally()
     try:
-        _run(config, files, predictor, tally, emit)
-    except KeyboardInterrupt:
-        emit(events.warn(f"{len(tally.entries)} pictures are finished in {config.out}; the same command does the rest"))
+        _run(config, config.tiles(batch), files, predictor, done, tally, emit)
+    except BaseException as error:
+        # Tables are of all that is finished, also of what this run has not come to.
+        before = {entry["name"]: entry for name in files for entry in done.pages(name)[0]}
+        entries = _in_order(before | tally.entries)
+        if isinstance(error, KeyboardInterrupt):
+            emit(events.warn(f"{len(entries)} pictures are finished in {config.out}; the same command does the rest"))
+        if entries:
+            write_tables(config.out, entries, config.formats, config.category)
         raise
     finally:
-        entries = [tally.entries[name] for name in sorted(tally.entries)]
-        tables = write_tables(config.out, entries, config.formats, config.category)
         emit(events.finish(TASK))
+    entries = _in_order(tally.entries)
+    tables = write_tables(config.out, entries, config.formats, config.category)
     wall = perf_counter() - began
     network = max(0.0, wall - tally.read_s - tally.results_s)
     return PredictedFolder(
@@ -113,11 +141,15 @@ def predict_folder(
     )
 
 
-def _run(config: SegmentPredictConfig, files: dict[str, Path], predictor: Predictor, tally: _Tally, emit: Emit) -> None:
-    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
-    tiles = TileConfig(tile=config.tile, overlap=config.overlap, batch=batch)
+def _in_order(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entries[name] for name in sorted(entries)]
+
+
+def _run(
+    config: SegmentPredictConfig, tiles: TileConfig, files: dict[str, Path], predictor: Predictor, done: Done,
+    tally: _Tally, emit: Emit,
+) -> None:  # fmt: skip
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
-    done = Done(config.out, _settings(config, predictor))
     reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
     beside = Beside(workers)
     waiting: dict[int, Loaded] = {}
@@ -129,12 +161,14 @@ def _run(config: SegmentPredictConfig, files: dict[str, Path], predictor: Predic
             since = perf_counter()
             beside.submit(_finish_one, loaded, maps, predictor.names, many, config, done, tally)
             tally.results_s += perf_counter() - since
-            emit(events.advance(TASK, len(tally.entries), len(files), f"pictures: {loaded.name}"))
+            emit(events.advance(TASK, tally.num_done, tally.expected(len(files)), f"pictures: {loaded.name}"))
     finally:
         reader.stop()
         since = perf_counter()
         beside.finish()
         tally.results_s += perf_counter() - since
+    if tally.num_done:
+        emit(events.advance(TASK, tally.num_done, tally.expected(len(files)), "pictures"))
 
 
 def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: Emit) -> Iterator[np.ndarray]:
@@ -142,12 +176,14 @@ def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: E
     number = 0
     for item in timed(iter(reader), tally.waited):
         if isinstance(item, Bad):
-            tally.bad[item.path.name] = item.reason
+            tally.skip(item.path.name, item.reason)
             emit(events.warn(f"skipped {str(item.path)!r}: {item.reason}"))
         elif isinstance(item, Finished):
             tally.entries |= {entry["name"]: entry for entry in item.entries}
+            tally.pages |= {entry["file_name"]: entry["num_pages"] for entry in item.entries}
             tally.num_before += len(item.entries)
         else:
+            tally.pages[item.path.name] = item.num_pages
             waiting[number] = item
             number += 1
             yield item.picture
@@ -158,11 +194,15 @@ def _finish_one(
     done: Done, tally: _Tally,
 ) -> None:  # fmt: skip
     """Works out one picture's results and writes them; runs in a thread."""
-    found = segment_maps(maps, names, many)
+    try:
+        found = segment_maps(maps, names, many)
+    except DataError as error:
+        tally.skip(loaded.path.name, f"{loaded.name}: {error}" if loaded.num_pages > 1 else str(error))
+        return
     made = picture_files(loaded.name, found, loaded.picture, config.formats, config.category)
-    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats)
-    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else 0
-    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page}
+    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else None
+    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats, page)
+    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page or 0}
     done.write(entry, made)
     tally.entries[loaded.name] = entry
 

@@ -31,7 +31,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Bad:
-    """A file that could not be read, or not to its end."""
+    """A file that could not be read, or a page of it."""
 
     path: Path
     reason: str
@@ -100,7 +100,10 @@ class Reader:
             if entries and len(entries) == num_pages:
                 return
             skip = frozenset(entry["page"] for entry in entries)
-            for picture in read_pictures(path, most_pixels=self._most_pixels, skip=skip):
+            pages = read_pictures(
+                path, most_pixels=self._most_pixels, skip=skip, hear=lambda bad: self._hand(Bad(path, bad.reason))
+            )
+            for picture in pages:
                 named = page_name(name, picture.page)
                 self._hand(Loaded(named, path, digest, picture.num_pages, normalise(picture.pixels)))
                 if self._stop.is_set():

@@ -47,7 +47,7 @@ class TileConfig:
         if self.overlap > self.tile // 2:
             raise ConfigError(f"overlap = {self.overlap} is not valid", expected=f"at most half of tile = {self.tile}")
         if self.tile % self.multiple:
-            raise ConfigError(f"tile = {self.tile} is not valid", expected=f"a multiple of multiple = {self.multiple}")
+            raise ConfigError(f"tile = {self.tile} is not valid", expected=f"a multiple of {self.multiple}")
 
 
 @dataclass(frozen=True)
