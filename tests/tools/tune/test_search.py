@@ -278,6 +278,31 @@ def test_a_list_of_batches_is_the_only_one():
         make_space(dataclasses.replace(CARD, num_samples=40), mode="train", batches=(512, 900))
 
 
+def test_of_a_long_list_the_sizes_halfway_to_the_next_doubling_are_tried():
+    space = make_space(CARD, mode="train", batches=tuple(range(8, 200, 8)))
+    assert space.around(128) == [96, 160] and space.around(192) == [144] and space.around(8) == []
+    few = make_space(CARD, mode="train", batches=(16, 64, 256))
+    assert few.around(64) == [], "between neighbours there is nothing"
+
+
+@pytest.mark.parametrize(("overhead_ms", "smaller"), [(50.0, False), (0.0, True)])
+def test_smaller_sizes_are_tried_unless_larger_ones_were_faster_by_far(overhead_ms, smaller):
+    machine = Machine(noise=0.0, rate=functools.partial(true_rate, overhead_ms=overhead_ms))
+    run(machine, graphs="off", compile_modes=())
+    assert any(row.batch < 12 for row in machine.rows) == smaller
+
+
+def test_a_lead_that_one_lucky_process_gave_is_checked_and_lost():
+    class Lucky(Machine):
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            luck = 2.0 if (config.batch, rung, tail) == (32, 0, 0) else 1.0
+            return dataclasses.replace(row, wall_ms=[ms / luck for ms in row.wall_ms])
+
+    outcome = run(Lucky(), graphs="off", compile_modes=(), batches=(16, 32, 64, 128))
+    assert outcome.winner.batch == 128
+
+
 def test_modes_of_compilation_can_be_left_out():
     def modes(*given):
         space = make_space(CARD, mode="train", graphs="off", compile_modes=given)

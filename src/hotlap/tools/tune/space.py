@@ -43,6 +43,11 @@ class Space:
     sizes: tuple[int, ...] = ()
     """The only batches allowed, where the user gave a list, smallest first; otherwise sizes are doubled and halved."""
 
+    @property
+    def num_cells(self) -> int:
+        """Arms by batches, where both were listed; 0 where they were not."""
+        return len(self.exact) * len(self.sizes)
+
     def allows(self, arm: ArmSpec) -> bool:
         return not self.exact or arm.name in self.exact
 
@@ -93,8 +98,9 @@ class Space:
     def around(self, batch: int) -> list[int]:
         """Neighbours of a good size that doubling leaves out."""
         if self.sizes:
-            place = self.sizes.index(batch)
-            return [*self.sizes[max(0, place - 1) : place], *self.sizes[place + 1 : place + 2]]
+            place, less, more = self.sizes.index(batch), self.smaller(batch), self.larger(batch)
+            ends = [self.sizes.index(size) for size in (less, more) if size is not None]
+            return [self.sizes[(place + end) // 2] for end in ends if abs(place - end) > 1]
         sizes = [batch * 3 // 4, batch * 3 // 2]
         return [s for s in (size // 8 * 8 if size >= 16 else size for size in sizes) if 1 <= s <= self.max_batch]
 
