@@ -42,9 +42,9 @@ from hotlap.records.environment import capture
 from hotlap.tools.tune import TuneConfig, tune
 from hotlap.tools.tune.budget import Budget, parse_budget
 from hotlap.tools.tune.lab import ProcessLab
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import OK, Config, GateRow, Row, estimates
 from hotlap.tools.tune.run import describe
-from hotlap.tools.tune.search import numeric_class
 
 ALLOWED_REGRET = 0.03
 ALLOWED_TIME = 0.25
@@ -60,10 +60,11 @@ Round = dict[str, list[float]]
 CARD: tuple[Precision, ...] = ("tf32", "bf16", "fp16")
 CPU: tuple[Precision, ...] = ("fp32", "bf16")
 TARGETS: dict[str, dict[str, Any]] = {
-    "unet": {"target": "unet"},
-    "bilstm": {"target": "bilstm"},
-    "resnet50": {"target": "torchvision.models:resnet50", "input": ("3x224x224",)},
+    "unet": {"target": "unet", "warmup_seconds": 2.0},
+    "bilstm": {"target": "bilstm", "warmup_seconds": 2.0},
+    "resnet50": {"target": "torchvision.models:resnet50", "input": ("3x224x224",), "warmup_seconds": 2.0},
 }
+"""Steps that the host paces are never steady: their warm-up ends after two seconds, in the tuner and the grid alike."""
 BATCHES = (16, 64, 256)
 SMALL_BATCHES = tuple(range(8, 200, 8))
 SMALL: dict[str, Any] = {
@@ -227,7 +228,8 @@ def one_target(
         cells = list(dict.fromkeys([*top, winner]))
         rounds = rounds_in_turn(config, cells, kept, nursery, 2 * pairs)
         answer = judge(rounds, [str(cell) for cell in top], str(winner))
-        best = next(cell for cell in top if str(cell) == answer.pop("best_cell"))
+        chosen = answer.pop("best_cell")
+        best = next(cell for cell in top if str(cell) == chosen)
         row = {
             "target": config.target,
             "mode": config.mode,

@@ -17,8 +17,9 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.tune.budget import Budget, parse_budget
 from hotlap.tools.tune.goal import Goal, knee
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import Config, Row, estimate, estimates
-from hotlap.tools.tune.search import Search, numeric_class
+from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 
 CARD = Description(

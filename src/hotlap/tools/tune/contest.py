@@ -17,6 +17,8 @@ NUM_LEADERS = 4
 """Configurations that are compared at the end, at most."""
 EQUAL = 0.03
 """Configurations that are known to be this close are equal: any of them will do."""
+MARGIN = 0.10
+"""Slower than the best by more than this, and by more than the noise, is out of a race."""
 SURE = 2.0
 """Standard errors by which one must lead another to be faster than it."""
 LONG_RUNG = 1
@@ -73,6 +75,11 @@ def _error(one: Estimate, other: Estimate, noise: float) -> float:
 
 def _is_behind(one: Estimate, best: Estimate, noise: float) -> bool:
     return one is not best and 1 - one.rate / best.rate > SURE * _error(one, best, noise)
+
+
+def fell(one: Estimate, last: Row, noise: float | None) -> bool:
+    """Whether its last run was slower than its other processes by more than those differ: the median hides that."""
+    return (last.samples_per_s or 0.0) < (1 - max(MARGIN, 3 * (noise or 0.0))) * one.rate
 
 
 def contest_end(lab: Spent, budget: Budget, num_cells: int) -> float:

@@ -9,20 +9,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Protocol
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.contest import LONG_RUNG, NUM_LEADERS, contest_end, leads, next_round, process_noise
+from hotlap.tools.tune.contest import (
+    LONG_RUNG,
+    MARGIN,
+    NUM_LEADERS,
+    contest_end,
+    fell,
+    leads,
+    next_round,
+    process_noise,
+)
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.protocol import Lab, is_compiled, numeric_class
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, Row, estimates
 from hotlap.tools.tune.space import Space
 
 NUM_FINALISTS = 2
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
-MARGIN = 0.10
-"""Slower than the best by more than this, and by more than the noise, is out of a race."""
 CLOSE = 0.03
 """Configurations this close to the best are timed again at the end."""
 GAIN = 0.02
@@ -37,29 +44,6 @@ RECOMPUTE_PAYS = 1.33
 """What the last doubling of the batch must have brought for activation checkpointing, a third of a step, to pay."""
 NUM_LAYOUTS = 2
 """Precisions that are tried in the other memory format, too."""
-
-
-class Lab(Protocol):
-    """Where configurations are run; it remembers everything."""
-
-    rows: list[Row]
-    gates: dict[str, GateRow]
-    """By numeric class, see :func:`numeric_class`."""
-
-    def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
-        """The row of one trial; one that was run before is not run again."""
-        ...
-
-    def gate(self, arms: Sequence[str]) -> None:
-        """Judges the numeric classes of these arms that were not judged yet."""
-        ...
-
-    def note(self, text: str) -> None: ...
-
-
-def numeric_class(arm: str) -> str:
-    """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
-    return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
 
 
 class Search:
@@ -184,24 +168,20 @@ class Search:
             ranked = [one for one in self._ranked() if one.config in configs]
             if len(ranked) < 2 or parse_arm(ranked[0].config.arm).compile:
                 return
-            if ranked[0].num_processes > (2 if ranked[0].spread > MARGIN / 2 else 1):
+            is_checked = ranked[0].num_processes > (2 if ranked[0].spread > MARGIN / 2 else 1)
+            if is_checked or leads(ranked, process_noise(self.lab.rows, least=1)):
                 return
-            if leads(ranked, process_noise(self.lab.rows, least=1)):
-                return
-            if not self.budget.affords(self.lab, ranked[0].config, LONG_RUNG, "check"):
-                return
-            if not self._again(stage, ranked[0].config):
+            config = ranked[0].config
+            if not self.budget.affords(self.lab, config, LONG_RUNG, "check") or not self._again(stage, config):
                 return
 
     def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
         """The best arm at one batch, which must have led in two processes; the first where none ran."""
-        configs = {Config(arm.name, batch): arm for arm in arms}
+        configs = [Config(arm.name, batch) for arm in arms]
         for config in configs:
             self._try(stage, config)
         self._check_lead(stage, configs)
-        known = estimates(self.lab.rows)
-        ranked = sorted((c for c in configs if c in known), key=lambda c: -known[c].rate)
-        return configs[ranked[0]] if ranked else arms[0]
+        return max(arms, key=lambda arm: self._rate(arm, batch))
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
         """The leader, with those switches turned that make it faster here: each alone, then those that did together."""
@@ -249,10 +229,9 @@ class Search:
 
     def _gained(self, arm: ArmSpec, start: int) -> bool:
         """Whether larger sizes are so much faster that no smaller one need be tried: for the rate alone, that is."""
-        if self.goal.objective != "throughput" or self.goal.p95_ms is not None:
-            return False
         rates = self._rates(arm)
-        return max(rates.values(), default=0.0) > (1 + MARGIN) * rates.get(start, 0.0)
+        only_rate = self.goal.objective == "throughput" and self.goal.p95_ms is None
+        return only_rate and max(rates.values(), default=0.0) > (1 + MARGIN) * rates.get(start, 0.0)
 
     def _best_size(self, arm: ArmSpec) -> int | None:
         mine = [one for config, one in estimates(self.lab.rows).items() if config.arm == arm.name]
@@ -346,7 +325,7 @@ class Search:
                 if self.space.allows(same):
                     self._try("compile", Config(same.name, batch))
         known = estimates(self.lab.rows)
-        forms = [c for c in known if c.batch == batch and _is_compiled(c.arm)]
+        forms = [c for c in known if c.batch == batch and is_compiled(c.arm)]
         if not forms or self.space.fixed:
             return
         best = max(forms, key=lambda c: known[c].rate)
@@ -393,7 +372,7 @@ class Search:
             if best is None or best.config in confirmed:
                 break
             row = self._confirm(best.config)
-            if row.ok and self._still_admitted(best.config):
+            if row.ok and self.goal.admits(estimates(self.lab.rows)[best.config]):
                 confirmed[best.config] = row
                 continue
             failed.add(best.config)
@@ -429,9 +408,7 @@ class Search:
         return faster and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
 
     def _fell(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
-        """Whether its last run was slower than its other processes by more than those differ: the median hides that."""
-        far = max(MARGIN, 3 * (process_noise(self.lab.rows) or 0.0))
-        return (confirmed[one.config].samples_per_s or 0.0) < (1 - far) * one.rate
+        return fell(one, confirmed[one.config], process_noise(self.lab.rows))
 
     def _proven(self, one: Estimate, confirmed: Mapping[Config, Row]) -> float:
         """The rate of one that had its last run: the median of its processes, or that run's where it fell."""
@@ -467,15 +444,7 @@ class Search:
             row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=1, tail=tail)
         return row
 
-    def _still_admitted(self, config: Config) -> bool:
-        return self.goal.admits(estimates(self.lab.rows)[config])
-
     def _outcome(self, winner: Config | None, confirmed: Row | None) -> Outcome:
         known = estimates(self.lab.rows)
         ranking = sorted(known.values(), key=lambda one: (one.config != winner, -one.rate))
         return Outcome(winner, confirmed, ranking, dict(self.refused))
-
-
-def _is_compiled(arm: str) -> bool:
-    spec = parse_arm(arm)
-    return bool(spec.compile) or spec.graph
