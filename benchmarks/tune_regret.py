@@ -173,6 +173,11 @@ def rounds_in_turn(config: TuneConfig, cells: list[Config], kept: Kept, nursery:
     return rounds[:number]
 
 
+def _within_round(found: Round, name: str) -> float:
+    """A cell's time beside the others' of its round: the machine may be slow for whole rounds."""
+    return statistics.median(found[name]) / statistics.geometric_mean(statistics.median(ms) for ms in found.values())
+
+
 def judge(rounds: list[Round], top: list[str], winner: str) -> dict[str, Any]:
     """The grid's best by every other round, and by the rounds between what the tuner's winner is slower than it by.
 
@@ -180,8 +185,7 @@ def judge(rounds: list[Round], top: list[str], winner: str) -> dict[str, Any]:
     what found it does not judge it, or luck would count again.
     """
     chooses, judges = rounds[::2], rounds[1::2]
-    medians = {name: statistics.median(statistics.median(found[name]) for found in chooses) for name in top}
-    best = min(medians, key=lambda name: medians[name])
+    best = min(top, key=lambda name: statistics.median(_within_round(found, name) for found in chooses))
     answer: dict[str, Any] = {"best_cell": best, "regret": 0.0, "low": 0.0, "high": 0.0, "rounds": rounds}
     answer |= {"best_ms": [found[best] for found in judges], "winner_ms": [found[winner] for found in judges]}
     if best != winner:

@@ -42,6 +42,10 @@ def test_the_best_of_the_top_is_what_the_winner_is_held_against(bench):
     found = bench.judge(rounds(1, 20, a=1.0, lucky=1.3, mine=1.1), ["lucky", "a"], "mine")
     assert found["best_cell"] == "a" and found["regret"] == pytest.approx(1 - 1 / 1.1, abs=0.03)
     assert found["low"] <= found["regret"] <= found["high"] and len(found["best_ms"]) == 10
+    slow = [{name: [ms * (1 + 3 * (place % 4 == 0)) for ms in found] for name, found in one.items()}
+            for place, one in enumerate(rounds(1, 20, a=1.0, b=1.1, mine=1.1))]  # fmt: skip
+    slow[0]["a"], slow[4]["a"], slow[2]["b"] = [9.0], [9.0], [0.9]
+    assert bench.judge(slow, ["b", "a"], "mine")["best_cell"] == "a", "rounds are slow as a whole"
     same = bench.judge(rounds(1, 8, a=1.0, b=1.4), ["a", "b"], "a")
     assert (same["best_cell"], same["regret"]) == ("a", 0.0)
 
