@@ -37,7 +37,7 @@ from hotlap.measure.process import Starter, run_job
 from hotlap.measure.trial import Trial
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
-from hotlap.tools.tune.search import numeric_class
+from hotlap.tools.tune.protocol import numeric_class
 
 SECONDS, WARMUP_SECONDS, TIMEOUT_S = 1.0, 2.0, 240.0
 GATE_BATCH, GATE_STEPS = 4, 5

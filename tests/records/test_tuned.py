@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -186,4 +187,20 @@ def test_a_second_search_on_a_device_is_told_who_has_it(tmp_path):
         holder.kill()
         holder.wait()
     with only_search("cuda:0", "tuning x", tmp_path):  # a search that was killed lets go
+        pass
+
+
+def test_two_searches_at_once_are_refused_where_the_store_cannot_be_written_too(tmp_path, monkeypatch):
+    (tmp_path / "store").write_text("a file where the folder should be")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    store = tmp_path / "store" / "tuned"
+    with only_search("cpu", "tuning unet", store):
+        words = rf"another search is running on cpu \(process {os.getpid()}, tuning unet\)"
+        with pytest.raises(EnvironmentUnusable, match=words), only_search("cpu", "tuning x", store):
+            pytest.fail("two searches at once")
+    with pytest.raises(ValueError, match="of the search"), only_search("cpu", "tuning x", store):
+        raise ValueError("of the search")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "store"))
+    with only_search("cpu", "tuning x", store):  # nowhere to write: it runs without a lock
         pass

@@ -20,10 +20,11 @@ from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import EAGER_FIRST
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
-from hotlap.measure.arms import parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
-from hotlap.measure.session import Session
+from hotlap.measure.servable import Rows
 from hotlap.measure.shuffled import ShuffledConvTranspose2d
 from hotlap.records.codec import decode
 from hotlap.targets import load_target
@@ -65,6 +66,10 @@ class Observer:
 
     def __init__(self, *, training: bool) -> None:
         self.training = training
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew."""
         self.batches: list[int] = []
         self.cast: list[str] = []
         self.other: list[str] = []
@@ -140,10 +145,25 @@ def watch(job: dict[str, Any], listen: Listen) -> Observed:
         workload = load_target(config.target, config.workload, config.input)
         return _watch_training(workload, config, observer)
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    return _watch_serving(workload, parse_arm(job["arm"]), job["batch"], observer)
+
+
+def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Observer) -> Observed:
+    """A few full batches through the model as a server holds it."""
     workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
-    session = Session(workload, parse_arm(job["arm"]), mode="infer", batch=job["batch"], seed=job["seed"])
+
+    class Served(LoadedWorkload):
+        def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:
+            observer.forget()  # until here the model was only asked for its inputs
+            return super()._warm(example, rows)
+
+    served = Served(workload, arm, batch)
+    if not (arm.graph or arm.compile):  # of those, hooks saw what was recorded or traced, and see nothing more
+        observer.forget()
+    inputs = served.signature.inputs
+    rows = tuple(torch.zeros(served.signature.rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
     for _ in range(NUM_STEPS):
-        session.step()
+        served.run(rows)
     return observer.seen(None)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,12 +214,9 @@ def read_profile(path: Path) -> TunedProfile:
 @contextlib.contextmanager
 def only_search(device: str, about: str, folder: Path | None = None) -> Iterator[None]:
     """Holds ``device`` for one search at a time, for two would time each other; the second is told who has it."""
-    folder = folder or default_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / f".search-{_slug(device)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        yield  # a store that cannot be written holds no lock either; saving the profile will say so
+    handle = _search_file(device, folder or default_folder())
+    if handle is None:
+        yield
         return
     try:
         if not _try_lock(handle):
@@ -232,6 +230,20 @@ def only_search(device: str, about: str, folder: Path | None = None) -> Iterator
         yield
     finally:
         os.close(handle)
+
+
+def _search_file(device: str, folder: Path) -> int | None:
+    """A file to lock, open: beside the profiles, or with temporary files where those can only be read; None if neither.
+
+    That the folder cannot be written is said when the profile is saved; its searches still must not time each other.
+    """
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    place = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
+    for where in (folder, Path(tempfile.gettempdir()) / f"hotlap-{uid}-{place}"):
+        with contextlib.suppress(OSError):
+            where.mkdir(parents=True, exist_ok=True)
+            return os.open(where / f".search-{_slug(device)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return None
 
 
 def _try_lock(handle: int) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import Config, GateRow, Row
-from hotlap.tools.tune.search import numeric_class
 
 SPEED = {"fp32": 1.0, "tf32": 1.8, "bf16": 3.0, "fp16": 2.9}
 

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 from random_machines import contest, recorded_arms
+from stored_noise import small_contest, stored_day
 from test_search import CARD
 
 MACHINES = range(24)
@@ -35,3 +36,13 @@ def test_where_launches_decide_arms_are_raced_as_recorded_steps():
     raced = [sum("graph" in row.arm for row in one.rows if row.stage == "arms") for one in bound]
     assert max(raced) >= 4, "several arms are compared in that form"
     assert min(sum("graph" in row.arm for row in one.rows) for one in found) >= 1, "and it is never left out"
+
+
+@pytest.mark.parametrize("day", ["first", "second"])
+def test_on_two_cores_with_the_noise_that_was_measured_there_the_bar_is_kept(day):
+    about = dataclasses.replace(CARD, default_batch=64, has_convolutions=False, num_cuda=0)
+    found = [small_contest(seed, stored_day(day), about) for seed in range(120)]
+    assert statistics.median(one.regret for one in found) <= 0.03
+    assert statistics.mean(one.regret for one in found) <= 0.04
+    assert statistics.mean(one.share for one in found) <= 0.25
+    assert statistics.quantiles((one.share for one in found), n=10)[-1] <= 0.29

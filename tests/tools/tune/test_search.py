@@ -17,8 +17,9 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.tune.budget import Budget, parse_budget
 from hotlap.tools.tune.goal import Goal, knee
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import Config, Row, estimate, estimates
-from hotlap.tools.tune.search import Search, numeric_class
+from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 
 CARD = Description(
@@ -276,6 +277,42 @@ def test_a_list_of_batches_is_the_only_one():
     assert run(small, batches=sizes).winner.batch == 24
     with pytest.raises(UsageError, match="batches = 512, 900 are all above 40"):
         make_space(dataclasses.replace(CARD, num_samples=40), mode="train", batches=(512, 900))
+
+
+def test_of_a_long_list_the_sizes_halfway_to_the_next_doubling_are_tried():
+    space = make_space(CARD, mode="train", batches=tuple(range(8, 200, 8)))
+    assert space.around(128) == [96, 160] and space.around(192) == [144] and space.around(8) == []
+    few = make_space(CARD, mode="train", batches=(16, 64, 256))
+    assert few.around(64) == [], "between neighbours there is nothing"
+
+
+@pytest.mark.parametrize(("overhead_ms", "smaller"), [(50.0, False), (0.0, True)])
+def test_smaller_sizes_are_tried_unless_larger_ones_were_faster_by_far(overhead_ms, smaller):
+    machine = Machine(noise=0.0, rate=functools.partial(true_rate, overhead_ms=overhead_ms))
+    run(machine, graphs="off", compile_modes=())
+    assert any(row.batch < 12 for row in machine.rows) == smaller
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "smallest"), [("infer", (), 1), ("infer", (4, 8, 64), 4), ("train", (), None)]
+)
+def test_the_curve_of_inference_begins_with_the_smallest_batch(mode, sizes, smallest):
+    machine = Machine(seed=0, rate=functools.partial(true_rate, overhead_ms=20.0))
+    outcome = run(machine, mode=mode, batches=sizes, compile_modes=())
+    ran = {row.batch for row in machine.rows if row.arm == outcome.winner.arm}
+    assert outcome.winner.batch > 8, "where launches are dear, no small batch is fast"
+    assert smallest in ran if smallest else min(ran) > 8
+
+
+def test_a_lead_that_one_lucky_process_gave_is_checked_and_lost():
+    class Lucky(Machine):
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            luck = 2.0 if (config.batch, rung, tail) == (32, 0, 0) else 1.0
+            return dataclasses.replace(row, wall_ms=[ms / luck for ms in row.wall_ms])
+
+    outcome = run(Lucky(), graphs="off", compile_modes=(), batches=(16, 32, 64, 128))
+    assert outcome.winner.batch == 128
 
 
 def test_modes_of_compilation_can_be_left_out():

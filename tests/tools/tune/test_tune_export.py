@@ -65,11 +65,22 @@ def test_other_models_in_the_file_stay(tmp_path):
     assert set(data["batch_configurations"]) == set(data["detailed_results"]) == {"other", "u-net 1"}
 
 
-def test_a_file_that_cannot_be_read_is_not_written_over(tmp_path):
-    (tmp_path / "batch_sizes.json").write_text('{"memory": Infinit')
+@pytest.mark.parametrize("text", ['{"memory": Infinit', '[{"model": 1}]', '{"batch_configurations": ["unet"]}', '"x"'])
+def test_a_file_that_cannot_be_read_is_not_written_over(tmp_path, text):
+    (tmp_path / "batch_sizes.json").write_text(text)
     with pytest.raises(RecordError, match=r"batch_sizes\.json' is there and cannot be read"):
         write_exports(PROFILE, rows(), ABOUT, tmp_path)
-    assert (tmp_path / "batch_sizes.json").read_text() == '{"memory": Infinit'
+    assert (tmp_path / "batch_sizes.json").read_text() == text
+
+
+def test_numbers_that_json_does_not_know_become_null_in_what_stays(tmp_path):
+    file = tmp_path / "batch_sizes.json"
+    file.write_text(
+        '{"batch_configurations": {"old": {"memory_limit_mb": Infinity, "p95": NaN}}, "detailed_results": null}'
+    )
+    write_exports(PROFILE, rows(), ABOUT, tmp_path)
+    data = json.loads(file.read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert data["batch_configurations"]["old"] == {"memory_limit_mb": None, "p95": None}
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

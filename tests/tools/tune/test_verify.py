@@ -9,6 +9,7 @@ import pytest
 from hotlap.base.errors import RecordError
 from hotlap.cli.main import run as command
 from hotlap.engine import tuned as engine_tuned
+from hotlap.engine import verify_job
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile
 from hotlap.tools.tune import TuneConfig, tune
@@ -74,6 +75,17 @@ def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
     }
     assert record.verdict.exit_code == 1
     assert record.verdict.headline == "hotlap train does not use the profile: batch is 16, expected 6"
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_server_that_runs_another_batch_than_its_profile_is_caught(monkeypatch):
+    class Halved(verify_job.LoadedWorkload):
+        def __init__(self, workload, arm, rows):
+            super().__init__(workload, arm, rows // 2)
+
+    monkeypatch.setattr(verify_job, "LoadedWorkload", Halved)
+    record = tune(config(mode="infer"))
+    assert record.verdict.headline == "hotlap serve does not use the profile: batch is 3, expected 6"
 
 
 def test_without_a_profile_there_is_nothing_to_verify(tmp_path, monkeypatch, jobs_in_process, capsys):

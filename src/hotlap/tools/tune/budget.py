@@ -11,8 +11,11 @@ from hotlap.base.errors import ConfigError
 from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
-SHARES = {"batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85}
-"""Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part."""
+SHARES = {"check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85, "curve": 0.9}
+"""Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part.
+
+A lead is checked early or not at all, see ``Search._check_lead``: what is left then belongs to what was not tried yet.
+"""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 

@@ -17,6 +17,8 @@ from hotlap.records.run import write_atomic
 from hotlap.records.tuned import TunedProfile
 from hotlap.tools.tune.rows import Row, estimates
 
+PARTS = ("batch_configurations", "detailed_results")
+"""Of a batch_sizes.json, an entry a model."""
 MIB, GIB = 2**20, 2**30
 PREFERRED_SHARE = 0.95
 """Of the profile's rate that a batch size must reach to be preferred by a server's queue."""
@@ -43,15 +45,18 @@ def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description
 
 
 def _existing(path: Path) -> dict[str, Any]:
+    """What a batch_sizes.json holds already; numbers that JSON does not know, as Infinity, become null."""
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        if not isinstance(found, dict) or not all(isinstance(found.get(part) or {}, dict) for part in PARTS):
+            raise ValueError(f"it is no object with objects as {' and '.join(PARTS)}")
     except (OSError, ValueError) as error:
         raise RecordError(
             f"{str(path)!r} is there and cannot be read: {error}", remedy="Move it away, or choose another --export"
         ) from error
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def batch_sizes(profile: TunedProfile, rows: Sequence[Row], model: str, existing: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from hotlap.records.measurement import Gate, Memory
 from hotlap.records.run import now
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import TuneConfig
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import OK, OUT_OF_MEMORY, Config, GateRow, Row
-from hotlap.tools.tune.search import numeric_class
 
 
 class ProcessLab:

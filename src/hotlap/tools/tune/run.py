@@ -34,8 +34,9 @@ from hotlap.tools.tune.config import TuneConfig, find_search
 from hotlap.tools.tune.export import write_exports
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.lab import ProcessLab
+from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
-from hotlap.tools.tune.search import Search, numeric_class
+from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import Space, make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
 from hotlap.tools.tune.verify import verify

@@ -7,62 +7,43 @@ to the same point without a new trial, and goes on from there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
-from typing import Protocol
+import math
+from collections.abc import Container, Mapping, Sequence
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
+from hotlap.tools.tune.contest import (
+    LONG_RUNG,
+    MARGIN,
+    NUM_LEADERS,
+    contest_end,
+    fell,
+    leads,
+    next_round,
+    process_noise,
+)
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.protocol import Lab, is_compiled, numeric_class
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, Row, estimates
 from hotlap.tools.tune.space import Space
 
-NUM_LEADERS = 3
-"""Configurations that are timed again at the end."""
 NUM_FINALISTS = 2
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
-MARGIN = 0.10
-"""Slower than the best by more than this, and by more than the noise, is out of a race."""
 CLOSE = 0.03
 """Configurations this close to the best are timed again at the end."""
 GAIN = 0.02
 """Less than this from a doubled batch is none; after two such the climb ends."""
 FALL = 0.85
 """Of the best rate; a batch below it ends the climb at once."""
-MAX_RUNG = 2
-RACE_RUNG = 1
-"""Where a race ends that only decides what is tried next; the last ones are run up to MAX_RUNG."""
+MAX_CHECKS = 3
+"""Processes that may be spent on one lead."""
 TOLERATED = 0.02
-"""What may be lost to noise by taking the wrong one of two without timing them again."""
-LOOK_SHARE = 0.04
-"""Of the budget; a second look that costs no more is taken wherever there is doubt."""
+"""What a winner may fall behind another by in its last run, without a last run of that one."""
 RECOMPUTE_PAYS = 1.33
 """What the last doubling of the batch must have brought for activation checkpointing, a third of a step, to pay."""
 NUM_LAYOUTS = 2
 """Precisions that are tried in the other memory format, too."""
-
-
-class Lab(Protocol):
-    """Where configurations are run; it remembers everything."""
-
-    rows: list[Row]
-    gates: dict[str, GateRow]
-    """By numeric class, see :func:`numeric_class`."""
-
-    def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
-        """The row of one trial; one that was run before is not run again."""
-        ...
-
-    def gate(self, arms: Sequence[str]) -> None:
-        """Judges the numeric classes of these arms that were not judged yet."""
-        ...
-
-    def note(self, text: str) -> None: ...
-
-
-def numeric_class(arm: str) -> str:
-    """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
-    return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
 
 
 class Search:
@@ -84,6 +65,9 @@ class Search:
                 batch = self._follow(leader, arms[0], batch)
             self._recompute(leader, arms[0], batch)
             self._compile(leader, arms[0], batch)
+            quick = [one.config.arm for one in self._ranked() if not parse_arm(one.config.arm).compile]
+            if self.space.from_one and quick:
+                self._try("curve", Config(quick[0], self.space.smallest))
         return self._finish()
 
     def _right(self, arms: list[ArmSpec]) -> list[ArmSpec]:
@@ -117,8 +101,7 @@ class Search:
             if self.space.fixed or less is None or not self._died_of_memory(scouts, batch):
                 break
             batch = less
-        smallest = self.space.sizes[0] if self.space.sizes else 1
-        batch = self.space.batch if self.space.fixed else smallest
+        batch = self.space.batch if self.space.fixed else self.space.smallest
         lean = [form for arm in reversed(arms) for form in self.space.recomputed(arm)]
         for place, arm in enumerate(lean):
             if self._try("recompute", Config(arm.name, batch)):
@@ -147,10 +130,8 @@ class Search:
             return True
         if stage not in self._told:
             self._told.add(stage)
-            self.lab.note(
-                f"the budget of {self.budget.seconds:g} s left no time for {stage}: {config}, and for what would have "
-                "followed in that stage"
-            )
+            left_out = f"{stage}: {config}, and for what would have followed in that stage"
+            self.lab.note(f"the budget of {self.budget.seconds:g} s left no time for {left_out}")
         return False
 
     def _recorded(self, arms: list[ArmSpec], batch: int) -> list[ArmSpec]:
@@ -162,16 +143,6 @@ class Search:
             return arms
         changed = [dataclasses.replace(arm, graph=True) for arm in arms]
         return [arm for arm in changed if self.space.allows(arm)]
-
-    def _doubtful(self, ranked: Sequence[Estimate], rung: int) -> list[Estimate]:
-        """The best and those that may be better, if a second look pays: much may be lost, or looking is cheap."""
-        if not ranked:
-            return []
-        best = ranked[0]
-        near = [one for one in ranked[1:NUM_LEADERS] if 1 - one.rate / best.rate < one.noise + best.noise]
-        risk = max((one.spread + best.spread - (1 - one.rate / best.rate) for one in near), default=0.0)
-        cost = sum(self.budget.cost(self.lab.rows, one.config, rung) for one in (best, *near))
-        return [best, *near] if near and (risk > TOLERATED or cost <= LOOK_SHARE * self.budget.seconds) else []
 
     def _lead(self, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
         """The best arm at one batch: precisions in the first one's layout, then the other layout for the best of them.
@@ -188,22 +159,29 @@ class Search:
         others = [arm for arm in raced if arm not in same and arm.precision in kinds]
         return self._race("arms", [best, *others], batch) if others else best
 
+    def _check_lead(self, stage: str, configs: Container[Config]) -> None:
+        """Runs the best of some configurations again until it leads with two processes: luck does not repeat.
+
+        Where the two differ by much, a third decides between them. What must be compiled first is left to the end.
+        """
+        for _ in range(MAX_CHECKS):
+            ranked = [one for one in self._ranked() if one.config in configs]
+            if len(ranked) < 2 or parse_arm(ranked[0].config.arm).compile:
+                return
+            is_checked = ranked[0].num_processes > (2 if ranked[0].spread > MARGIN / 2 else 1)
+            if is_checked or leads(ranked, process_noise(self.lab.rows, least=1)):
+                return
+            config = ranked[0].config
+            if not self.budget.affords(self.lab, config, LONG_RUNG, "check") or not self._again(stage, config):
+                return
+
     def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
-        """The best arm at one batch; those whose order noise may hide are timed once more, longer; else the first."""
-        configs = {Config(arm.name, batch): arm for arm in arms}
+        """The best arm at one batch, which must have led in two processes; the first where none ran."""
+        configs = [Config(arm.name, batch) for arm in arms]
         for config in configs:
             self._try(stage, config)
-        for rung in range(RACE_RUNG + 1):
-            known = estimates(self.lab.rows)
-            ranked = sorted((c for c in configs if c in known), key=lambda c: -known[c].rate)
-            if not ranked:
-                return arms[0]
-            again = self._doubtful([known[c] for c in ranked], RACE_RUNG)
-            if not again or rung == RACE_RUNG:
-                break
-            for one in again:
-                self._try(stage, one.config, RACE_RUNG)
-        return configs[ranked[0]]
+        self._check_lead(stage, configs)
+        return max(arms, key=lambda arm: self._rate(arm, batch))
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
         """The leader, with those switches turned that make it faster here: each alone, then those that did together."""
@@ -239,13 +217,21 @@ class Search:
         if self.space.fixed:
             return start
         self._climb(arm, start)
-        self._descend(arm, start)
+        if not self._gained(arm, start):
+            self._descend(arm, start)
         best = self._best_size(arm)
         if best is not None and self.goal.objective == "throughput":
             for size in self.space.around(best):
                 self._try("batch", Config(arm.name, size))
+            self._check_lead("batch", {Config(arm.name, size) for size in self._rates(arm)})
         found = self._best_size(arm)
         return start if found is None else found
+
+    def _gained(self, arm: ArmSpec, start: int) -> bool:
+        """Whether larger sizes are so much faster that no smaller one need be tried: for the rate alone, that is."""
+        rates = self._rates(arm)
+        only_rate = self.goal.objective == "throughput" and self.goal.p95_ms is None
+        return only_rate and max(rates.values(), default=0.0) > (1 + MARGIN) * rates.get(start, 0.0)
 
     def _best_size(self, arm: ArmSpec) -> int | None:
         mine = [one for config, one in estimates(self.lab.rows).items() if config.arm == arm.name]
@@ -339,7 +325,7 @@ class Search:
                 if self.space.allows(same):
                     self._try("compile", Config(same.name, batch))
         known = estimates(self.lab.rows)
-        forms = [c for c in known if c.batch == batch and _is_compiled(c.arm)]
+        forms = [c for c in known if c.batch == batch and is_compiled(c.arm)]
         if not forms or self.space.fixed:
             return
         best = max(forms, key=lambda c: known[c].rate)
@@ -377,9 +363,7 @@ class Search:
 
     def _finish(self) -> Outcome:
         """Times the best again, judges them, and runs the first right one in its final form, and what overtakes it."""
-        for rung in (1, 2):
-            for one in self._doubtful(self._contenders(), rung):
-                self._try("final", one.config, rung)
+        self._contest()
         confirmed: dict[Config, Row] = {}
         failed: set[Config] = set()
         while len(confirmed) + len(failed) < NUM_CONFIRMED:
@@ -388,21 +372,47 @@ class Search:
             if best is None or best.config in confirmed:
                 break
             row = self._confirm(best.config)
-            if row.ok and self._still_admitted(best.config):
+            if row.ok and self.goal.admits(estimates(self.lab.rows)[best.config]):
                 confirmed[best.config] = row
                 continue
             failed.add(best.config)
             self.refused[str(best.config)] = row.why or f"{self.goal.says()} does not hold in its final form"
-        winner = next((e.config for e in self._ranked() if e.config in confirmed), None)
+        ended = [one for one in self._ranked() if one.config in confirmed]
+        ended.sort(key=lambda one: -self._proven(one, confirmed) if self._fell(one, confirmed) else -math.inf)
+        winner = ended[0].config if ended else None
         return self._outcome(winner, confirmed[winner] if winner else None)
 
-    def _may_win(self, one: Estimate, confirmed: Container[Config]) -> bool:
-        """Whether one had its last run, or is worth one: the first is; others where a winner's put it behind them."""
-        rates = [known.rate for config, known in estimates(self.lab.rows).items() if config in confirmed]
+    def _contest(self) -> None:
+        """Runs the best few again, in turn, until it is decided or has cost its share."""
+        end = contest_end(self.lab, self.budget, self.space.num_cells)
+        while asked := next_round(self._contenders(), process_noise(self.lab.rows)):
+            for config in asked:
+                cost = self.budget.cost(self.lab.rows, config, LONG_RUNG)
+                if self.budget.spent(self.lab) + cost > end or not self._again("final", config):
+                    return
+
+    def _again(self, stage: str, config: Config) -> bool:
+        """Runs a configuration in one more process, longer than at first; says whether the budget allowed it."""
+        if not self.budget.affords(self.lab, config, LONG_RUNG, stage):
+            return False
+        ran = sum(row.config == config and row.rung == LONG_RUNG and not row.tail for row in self.lab.rows)
+        return self.lab.trial(stage, config, rung=LONG_RUNG, attempt=ran, tail=0).ok
+
+    def _may_win(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
+        """Whether one had its last run and stands, or is worth one: the first, and what a last run fell behind."""
+        known = estimates(self.lab.rows)
+        rates = [self._proven(known[config], confirmed) for config in confirmed]
         if not rates or one.config in confirmed:
-            return True
+            return not rates or not self._fell(one, confirmed)
         faster = self.goal.objective == "throughput" and one.rate > (1 + TOLERATED) * max(rates)
-        return faster and self.budget.affords(self.lab, one.config, RACE_RUNG, "confirm")
+        return faster and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
+
+    def _fell(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
+        return fell(one, confirmed[one.config], process_noise(self.lab.rows))
+
+    def _proven(self, one: Estimate, confirmed: Mapping[Config, Row]) -> float:
+        """The rate of one that had its last run: the median of its processes, or that run's where it fell."""
+        return confirmed[one.config].samples_per_s or 0.0 if self._fell(one, confirmed) else one.rate
 
     def _ranked(self) -> list[Estimate]:
         """What ran, best first; without what is known to answer wrongly, which must not set the mark for others."""
@@ -414,7 +424,7 @@ class Search:
         """The best and those whom noise may have put behind it; wrong ones make room for others."""
         found: list[Estimate] = []
         for one in self._ranked():
-            if len(found) == NUM_LEADERS or (found and not one.may_beat(found[0], CLOSE)):
+            if len(found) == NUM_LEADERS or (found and one.rate < (1 - MARGIN) * found[0].rate):
                 break
             found += [one] if self._judged(one) else []
         return found
@@ -429,20 +439,12 @@ class Search:
 
     def _confirm(self, config: Config) -> Row:
         tail = max(1, config.batch * 2 // 3) if config.batch > 1 else 1
-        row = self.lab.trial("confirm", config, rung=RACE_RUNG, attempt=0, tail=tail)
+        row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=0, tail=tail)
         if row.status in MEMORY_DEATHS:
-            row = self.lab.trial("confirm", config, rung=RACE_RUNG, attempt=1, tail=tail)
+            row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=1, tail=tail)
         return row
-
-    def _still_admitted(self, config: Config) -> bool:
-        return self.goal.admits(estimates(self.lab.rows)[config])
 
     def _outcome(self, winner: Config | None, confirmed: Row | None) -> Outcome:
         known = estimates(self.lab.rows)
         ranking = sorted(known.values(), key=lambda one: (one.config != winner, -one.rate))
         return Outcome(winner, confirmed, ranking, dict(self.refused))
-
-
-def _is_compiled(arm: str) -> bool:
-    spec = parse_arm(arm)
-    return bool(spec.compile) or spec.graph

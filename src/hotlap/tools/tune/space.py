@@ -43,6 +43,18 @@ class Space:
     sizes: tuple[int, ...] = ()
     """The only batches allowed, where the user gave a list, smallest first; otherwise sizes are doubled and halved."""
 
+    from_one: bool = False
+    """The best arm that is not compiled is run at the smallest size as well: batching is measured by that."""
+
+    @property
+    def smallest(self) -> int:
+        return self.sizes[0] if self.sizes else 1
+
+    @property
+    def num_cells(self) -> int:
+        """Arms by batches, where both were listed; 0 where they were not."""
+        return len(self.exact) * len(self.sizes)
+
     def allows(self, arm: ArmSpec) -> bool:
         return not self.exact or arm.name in self.exact
 
@@ -93,8 +105,9 @@ class Space:
     def around(self, batch: int) -> list[int]:
         """Neighbours of a good size that doubling leaves out."""
         if self.sizes:
-            place = self.sizes.index(batch)
-            return [*self.sizes[max(0, place - 1) : place], *self.sizes[place + 1 : place + 2]]
+            place, less, more = self.sizes.index(batch), self.smaller(batch), self.larger(batch)
+            ends = [self.sizes.index(size) for size in (less, more) if size is not None]
+            return [self.sizes[(place + end) // 2] for end in ends if abs(place - end) > 1]
         sizes = [batch * 3 // 4, batch * 3 // 2]
         return [s for s in (size // 8 * 8 if size >= 16 else size for size in sizes) if 1 <= s <= self.max_batch]
 
@@ -143,6 +156,7 @@ def make_space(
     bounds: dict[str, Any] = {
         "batch": start, "max_batch": cap, "fixed": batch is not None, "effective": about.default_batch,
         "can_recompute": mode == "train" and about.has_blocks, "sizes": sizes if batch is None else (),
+        "from_one": mode == "infer" and batch is None,
     }  # fmt: skip
     if specs:
         return _only(specs, bounds)

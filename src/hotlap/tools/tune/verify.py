@@ -36,7 +36,7 @@ def verify(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     folder = run_folder(config.runs, name)
     record = begin("verify", name, config, sources or {}, capture())
     wrong = [check for check in checks if check.status == "FAIL"]
-    consumer = "hotlap train" if config.mode == "train" else "inference"
+    consumer = "hotlap train" if config.mode == "train" else "hotlap serve"
     headline = (
         f"{consumer} does not use the profile: {wrong[0].name} is {wrong[0].observed}, {wrong[0].why}"
         if wrong
@@ -80,7 +80,6 @@ def _job(config: TuneConfig, profile: TunedProfile, emit: Emit) -> dict[str, Any
             "mode": "infer",
             "arm": profile.arm,
             "batch": profile.batch,
-            "seed": config.seed,
             **common,
         }
     given = {"target": config.target, "workload": config.workload, "input": config.input, "workers": 0, "eval_every": 0}

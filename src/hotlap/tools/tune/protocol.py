@@ -1,0 +1,39 @@
+"""What a search asks of its laboratory, and which arms it takes for one there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from hotlap.measure.arms import parse_arm
+from hotlap.tools.tune.rows import Config, GateRow, Row
+
+
+class Lab(Protocol):
+    """Where configurations are run; it remembers everything."""
+
+    rows: list[Row]
+    gates: dict[str, GateRow]
+    """By numeric class, see :func:`numeric_class`."""
+
+    def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
+        """The row of one trial; one that was run before is not run again."""
+        ...
+
+    def gate(self, arms: Sequence[str]) -> None:
+        """Judges the numeric classes of these arms that were not judged yet."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+
+def numeric_class(arm: str) -> str:
+    """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
+    return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
+
+
+def is_compiled(arm: str) -> bool:
+    """Whether its steps are compiled or recorded."""
+    spec = parse_arm(arm)
+    return bool(spec.compile) or spec.graph

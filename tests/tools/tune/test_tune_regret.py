@@ -1,0 +1,64 @@
+"""The benchmark of the tuner's regret: luck in the grid's choice does not count, and a run that was cut goes on."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    if not (ROOT / "benchmarks").is_dir():
+        pytest.skip("an installation without benchmarks/")
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield importlib.import_module("benchmarks.tune_regret")
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def rounds(seed, number, **true_ms):
+    rng = random.Random(seed)
+    return [{cell: [ms * rng.gauss(1, 0.05)] * 5 for cell, ms in true_ms.items()} for _ in range(number)]
+
+
+def test_equal_cells_have_no_regret_though_one_of_them_was_chosen_for_its_luck(bench):
+    regrets = [
+        bench.judge(rounds(seed, 8, a=1.0, b=1.0, c=1.0, mine=1.0), ["a", "b", "c"], "mine")["regret"]
+        for seed in range(60)
+    ]
+    assert abs(statistics.mean(regrets)) < 0.01
+
+
+def test_the_best_of_the_top_is_what_the_winner_is_held_against(bench):
+    found = bench.judge(rounds(1, 20, a=1.0, lucky=1.3, mine=1.1), ["lucky", "a"], "mine")
+    assert found["best_cell"] == "a" and found["regret"] == pytest.approx(1 - 1 / 1.1, abs=0.03)
+    assert found["low"] <= found["regret"] <= found["high"] and len(found["best_ms"]) == 10
+    slow = [{name: [ms * (1 + 3 * (place % 4 == 0)) for ms in found] for name, found in one.items()}
+            for place, one in enumerate(rounds(1, 20, a=1.0, b=1.1, mine=1.1))]  # fmt: skip
+    slow[0]["a"], slow[4]["a"], slow[2]["b"] = [9.0], [9.0], [0.9]
+    assert bench.judge(slow, ["b", "a"], "mine")["best_cell"] == "a", "rounds are slow as a whole"
+    same = bench.judge(rounds(1, 8, a=1.0, b=1.4), ["a", "b"], "a")
+    assert (same["best_cell"], same["regret"]) == ("a", 0.0)
+
+
+def test_what_was_found_is_kept_and_minutes_end_a_call_before_what_would_not_end(bench, tmp_path):
+    file = tmp_path / "kept.json"
+    kept = bench.Kept(file, None, time.monotonic() + 30)
+    with pytest.raises(SystemExit, match="the tuner's search may take 90 s, which --minutes does not leave"):
+        kept.check_time(90.0)
+    rows = [{"seconds": 4.0, "status": "ok", "tail": 0}, {"seconds": 120.0, "status": "timed out", "tail": 0}]
+    kept.keep(tuner={"rows": [*rows, {"seconds": 20.0, "status": "ok", "tail": 9}]})
+    again = bench.Kept(tmp_path / "other" / "kept.json", tmp_path, time.monotonic() + 5)
+    assert again.found == kept.found
+    assert again.trial_s() == 6.0, "neither what hung nor the fresh interpreter says what a trial takes"
+    with pytest.raises(SystemExit, match="the minutes are over; the same command goes on"):
+        again.check_time(again.trial_s())
