@@ -10,6 +10,7 @@ from torch import nn
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.parts import allow_attention
+from hotlap.engine.graphs import GraphedPasses
 from hotlap.engine.verify_job import Observer, watch
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
@@ -83,7 +84,9 @@ def test_a_training_is_seen_as_it_is(folder):
     assert (seen.fused, seen.compiled, seen.threads) == (True, False, 1)
 
 
-def test_replays_are_counted_though_hooks_do_not_see_them(folder, monkeypatch):
+@pytest.fixture
+def recorded(monkeypatch):
+    """Recorders that need no card, for whatever model a trainer builds."""
     recorders, attach = use_fake_recorders(monkeypatch), Observer.attach
 
     def attached(self, model):
@@ -91,10 +94,32 @@ def test_replays_are_counted_though_hooks_do_not_see_them(folder, monkeypatch):
         return model
 
     monkeypatch.setattr(Observer, "attach", attached)
+    return recorders
+
+
+def test_replays_are_counted_though_hooks_do_not_see_them(folder, recorded):
     seen = watch(train_job(batch=6, precision="bf16-mixed", channels_last=True, graph=True), quiet)
-    assert seen.num_replays == 3 and set(seen.batches) == {6}
+    assert seen.num_replays == 3 and set(seen.batches) == {6} and not seen.why_not
     assert seen.dtypes == ["bfloat16"] and seen.channels_last is True
     assert watch(train_job(batch=6), quiet).num_replays == 0
+
+
+def test_replays_are_waited_for_where_each_second_batch_is_a_ragged_one(folder, recorded):
+    tiny = {"width": 2, "size": 16, "train_images": 10, "eval_images": 2}
+    seen = watch(train_job(target="unet", input=(), workload=tiny, batch=6, graph=True), quiet)
+    assert seen.num_replays >= 3 and set(seen.batches) == {6, 4}
+
+
+def test_the_reason_for_no_replays_is_told(folder, recorded, monkeypatch):
+    begin = GraphedPasses.__init__
+
+    def refuse(self, *args, **given):
+        begin(self, *args, **given)
+        self.refuse("the model asks for it")
+
+    monkeypatch.setattr(GraphedPasses, "__init__", refuse)
+    seen = watch(train_job(batch=6, graph=True), quiet)
+    assert seen.num_replays == 0 and seen.why_not == "the model asks for it"
 
 
 def test_a_model_that_refuses_the_short_format_is_seen_to(folder):

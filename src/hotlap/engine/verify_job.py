@@ -5,6 +5,7 @@ Hooks see a recorded pass only while it is new and once more when it is recorded
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from hotlap.base import events
 from hotlap.device.precision import fp32_precision
 from hotlap.engine.config import TrainConfig
-from hotlap.engine.graphs import EAGER_FIRST
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import ArmSpec, parse_arm
@@ -31,6 +31,8 @@ from hotlap.targets import load_target
 from hotlap.workload import Workload
 
 NUM_STEPS = 3
+MOST_STEPS = 60
+"""Of a training that records: in an epoch of few batches each second one may be a ragged one, with a shape of its own."""
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
 """Layers that autocast runs in the short format."""
 
@@ -53,6 +55,8 @@ class Observed:
     """Of the optimizer; None where there is none."""
     num_replays: int = 0
     """Passes that were replays of recorded ones."""
+    why_not: str = ""
+    """Why passes are not recorded, where they were to be."""
     num_norms: int = 0
     """Calls of BatchNorm layers."""
     num_padded: int = 0
@@ -168,17 +172,25 @@ def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Obser
 
 
 def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:
-    """A few steps of the real trainer, in a folder that is thrown away; enough of them for replays, if it records."""
-    num_steps = NUM_STEPS + (EAGER_FIRST if config.graph else 0)
+    """A few steps of the real trainer, in a folder that is thrown away; as many as it takes for replays, if it records."""
+
+    def is_enough() -> bool:
+        step = trainer.progress.step
+        if config.graph and trainer.parts.step.num_replays < NUM_STEPS:
+            return step >= MOST_STEPS
+        return step >= NUM_STEPS
+
     workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             workload,
-            config,
+            dataclasses.replace(config, epochs=MOST_STEPS),
             Path(folder),
             pick_device(config.device),
             emit=events.ignore,
-            should_stop=lambda: trainer.progress.step >= num_steps,
+            should_stop=is_enough,
         )
         trainer.run()
-        return observer.seen(trainer.parts.optimizer, trainer.parts.step.num_replays)
+        step = trainer.parts.step
+        seen = observer.seen(trainer.parts.optimizer, step.num_replays)
+        return dataclasses.replace(seen, why_not=step.graphs.why_not if step.graphs else "")

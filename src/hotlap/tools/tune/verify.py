@@ -107,7 +107,8 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         found.append(_check("layout", saw == asked, layouts[saw], layouts[asked]))
     if profile.key.mode == "train":
         count = seen["num_replays"]
-        saw = f"{count} replays" if count else "off"
+        why = seen.get("why_not")
+        saw = f"{count} replays" if count else f"off, because {why}" if why else "off"
         found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
     if arm.folded:
         found.append(_check("folded", not seen["num_norms"], f"{seen['num_norms']} norms ran", "no norms"))
