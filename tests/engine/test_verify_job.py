@@ -9,8 +9,8 @@ from torch import nn
 
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
-from hotlap.engine.parts import allow_attention
 from hotlap.engine.graphs import GraphedPasses
+from hotlap.engine.parts import allow_attention
 from hotlap.engine.verify_job import Observer, watch
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode

@@ -32,7 +32,7 @@ from hotlap.workload import Workload
 
 NUM_STEPS = 3
 MOST_STEPS = 60
-"""Of a training that records: in an epoch of few batches each second one may be a ragged one, with a shape of its own."""
+"""Of a training that records: where epochs are short, each second batch may be a ragged one, with a shape of its own."""
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
 """Layers that autocast runs in the short format."""
 
@@ -172,7 +172,7 @@ def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Obser
 
 
 def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:
-    """A few steps of the real trainer, in a folder that is thrown away; as many as it takes for replays, if it records."""
+    """A few steps of the real trainer, in a folder that is thrown away; more until there are replays, if it records."""
 
     def is_enough() -> bool:
         step = trainer.progress.step
