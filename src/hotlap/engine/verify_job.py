@@ -32,7 +32,7 @@ from hotlap.workload import Workload
 
 NUM_STEPS = 3
 MOST_STEPS = 60
-"""Of a training that records: where epochs are short, each second batch may be a ragged one, with a shape of its own."""
+"""Of a training that records: in short epochs each second batch may be a ragged one, with a shape of its own."""
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
 """Layers that autocast runs in the short format."""
 

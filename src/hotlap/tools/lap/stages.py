@@ -26,6 +26,10 @@ STOPPING_GROUPS = ("cpu", "gpu")
 LEAST_SEARCH = 0.25
 """Share of the whole budget that the search gets, whatever the other stages took."""
 VERIFY_GUESS_S = 15.0
+ARM_S = 5.0
+"""Timed seconds of an arm in a process, at most, and of its warm-up: of the baseline, and of every arm of the bench."""
+FURTHER_ARM = 0.65
+"""What a further arm adds to a process, as a share of a process with one."""
 FEWEST = 5
 """Processes that the bench is cut down to where the budget is short; a difference under 10% may then stay open."""
 ROOM = 0.7
@@ -144,8 +148,8 @@ def baseline(lap: Round) -> RunRecord:
             processes=1 if quick else 2,
             repeats=3 if quick else 10,
             seconds=0.3,
-            max_seconds=1.5 if quick else 5.0,
-            warmup_seconds=1.0 if quick else 5.0,
+            max_seconds=1.5 if quick else ARM_S,
+            warmup_seconds=1.0 if quick else ARM_S,
             gate=False,  # the search judges the plain arm before anything else, and the last bench every arm
             **_BARE,
         ),
@@ -242,9 +246,14 @@ def search_budget_s(lap: Round) -> float:
 
 
 def a_process_s(lap: Round) -> float:
-    """What one process of the bench may take, guessed by the baseline's: each further arm half as much again."""
-    per_arm = lap.seconds.get("baseline", 0.0) / (1 if lap.config.quick else 2)
-    return per_arm * (1 + 0.5 * (1 + lap.config.advice))
+    """What one process of the bench may take, guessed by the baseline's; its start is paid once for all arms."""
+    config = lap.config
+    alone = lap.seconds.get("baseline", 0.0) / (1 if config.quick else 2)
+    if "tune" in lap.records:
+        num_arms = len(bench_arms(lap))
+    else:  # the baseline also at the winner's batch, if that may be another one
+        num_arms = 2 + config.advice + (config.batch is None and not config.quick)
+    return alone * (1 + FURTHER_ARM * (num_arms - 1))
 
 
 def bench_processes(lap: Round) -> int:
@@ -277,7 +286,7 @@ def bench(lap: Round) -> RunRecord:
         _chosen(lap)
     if quick and not tested_advice(lap):
         _refuse_to_prove_little(lap)
-    short: dict[str, Any] = {"warmup_seconds": 10.0, "max_seconds": 10.0}
+    short: dict[str, Any] = {"warmup_seconds": ARM_S, "max_seconds": ARM_S}
     if quick:
         short = {"repeats": 6, "seconds": 0.3, "max_seconds": 1.5, "warmup_seconds": 1.0, "gate_batch": 2}
         short |= {"gate_steps": 2}
