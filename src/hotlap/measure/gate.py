@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hotlap.measure.arms import ArmSpec
+from hotlap.measure.evidence import Evidence, Memory
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
 from hotlap.records.measurement import Gate, GateCheck
 from hotlap.workload import Workload
@@ -59,17 +59,6 @@ MAX_DRIFT = 1e-6
 NOT_FINITE = "plain float32 is not finite there, so that nothing can be compared; predict() and loss() should be finite"
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What one way of running a workload computed, in float64 on the CPU."""
-
-    outputs: Tensor
-    gradients: dict[str, Tensor]
-    losses: list[float]
-    step_s: float
-    """Its fastest step."""
-
-
 class GateKeeper:
     """The float64 truth and the float32 yardstick of one workload, computed once, and the arms judged by them."""
 
@@ -82,14 +71,27 @@ class GateKeeper:
         steps: int,
         seed: int,
         files: Mapping[str, Path] | None = None,
+        kept: Path | None = None,
     ) -> None:
-        """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name."""
+        """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name.
+
+        ``kept`` is a folder in which the references lie, if another process has computed them for the same workload.
+        """
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
         self.files = files or {}
-        self.truth = self._gather(self._session(PLAIN, double=True))
-        self.yardstick = self._gather(self._session(PLAIN))
+        self._memory = Memory(kept)
+        self._refer()
+        if kept is not None and not self.drift <= MAX_DRIFT:  # another workload was remembered, or it never is the same
+            self._memory.forget()
+            self._memory = Memory(None)
+            self._refer()
         self._moved: dict[int, Evidence] = {}
         self._nudged: list[Evidence] = []
+
+    def _refer(self) -> None:
+        """The truth, the yardstick, and how far a build of now is from the truth."""
+        self.truth = self._memory.get("truth", lambda: self._gather(self._session(PLAIN, double=True)))
+        self.yardstick = self._memory.get("yardstick", lambda: self._gather(self._session(PLAIN)))
         self.drift = relative_error(self._outputs(self._session(PLAIN, double=True)), self.truth.outputs)
 
     def judge(self, spec: ArmSpec) -> Gate:
@@ -148,15 +150,16 @@ class GateKeeper:
         """The truth from weights and inputs that are rounded to the arm's number format, and nothing else."""
         digits = DIGITS[spec.precision]
         if digits not in self._moved:
-            session = self._session(PLAIN, double=True)
-            for parameter in session.plain_model.parameters():
-                parameter.data = rounded(parameter.data, digits)
-            change = partial(rounded, digits=digits)
-            session.batches = [
-                map_tensors(b, lambda t: change(t) if t.is_floating_point() else t) for b in session.batches
-            ]
-            self._moved[digits] = self._gather(session)
+            self._moved[digits] = self._memory.get(f"rounded-{digits}", lambda: self._gather(self._short(digits)))
         return self._moved[digits]
+
+    def _short(self, digits: int) -> Session:
+        session = self._session(PLAIN, double=True)
+        for parameter in session.plain_model.parameters():
+            parameter.data = rounded(parameter.data, digits)
+        change = partial(rounded, digits=digits)
+        session.batches = [map_tensors(b, lambda t: change(t) if t.is_floating_point() else t) for b in session.batches]
+        return session
 
     def _check(
         self,
@@ -195,7 +198,7 @@ class GateKeeper:
             if ERROR_FACTOR["fp32"] * most >= error:
                 break  # each further one takes as long as an arm
             if number == len(self._nudged):
-                self._nudged.append(self._nudge(number))
+                self._nudged.append(self._memory.get(f"nudge-{number}", partial(self._nudge, number)))
             most = max(most, error_of(self._nudged[number]))
         return ERROR_FACTOR["fp32"] * most, f"weights with other last digits alone move float32 by {most:.2g}"
 

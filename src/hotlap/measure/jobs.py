@@ -16,6 +16,7 @@ from typing import Any
 from hotlap.device.host import read_host
 from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.evidence import folder_for
 from hotlap.measure.fingerprint import fingerprint
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
@@ -158,7 +159,10 @@ def gate(job: Job, listen: Listen) -> Gates:
     total = len(arms) + 1
     listen("float64 reference", 0, total)
     workload = workload_of(job)
-    keeper = GateKeeper(workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"])
+    keeper = GateKeeper(
+        workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"],
+        kept=folder_for(job.get("kept", ""), job),
+    )  # fmt: skip
     gates, failures = [], []
     for done, spec in enumerate(arms, start=1):
         listen(f"gate {spec.name}", done, total)

@@ -38,6 +38,7 @@ class Nursery:
         self._ready = False
         self._folder, self._environment = Path.cwd(), _comparable(worker_environment())
         self._process: subprocess.Popen[bytes] | None = None
+        self._kept = tempfile.TemporaryDirectory(prefix="hotlap-", ignore_cleanup_errors=True)
         self._last_words: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         if can_fork():
             self._open(modules)
@@ -55,6 +56,11 @@ class Nursery:
                 env=worker_environment(),
                 pass_fds=[theirs.fileno()],
             )
+
+    @property
+    def kept(self) -> str:
+        """A folder in which its workers leave what the next ones need not compute again; it goes with the nursery."""
+        return self._kept.name
 
     def start(self, stderr: IO[str]) -> Fledgling:
         """A worker, forked; its last words go to ``stderr``."""
@@ -137,6 +143,7 @@ class Nursery:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
         self._last_words.close()
+        self._kept.cleanup()
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nu
         )
     if nursery is not None:
         try:
-            return _run(nursery.start, job, timeout_s, listen)
+            return _run(nursery.start, {**job, "kept": getattr(nursery, "kept", "")}, timeout_s, listen)
         except NurseryGone:
             pass  # it has noted why
     return _run(_start_fresh, job, timeout_s, listen)
