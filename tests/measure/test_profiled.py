@@ -10,9 +10,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from hotlap.data.kineto import LOSS_MARK, MODULE_MARK, read_trace
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.marks import WaitWatcher, marked_modules
 from hotlap.measure.process import quiet
-from hotlap.measure.profiled import profile_arm
+from hotlap.measure.profiled import _time_few, profile_arm
+from hotlap.measure.session import Session
+from hotlap.targets import InputSpec, ModuleWorkload
 
 MODEL = """
 from torch import nn
@@ -37,6 +40,25 @@ def brief(monkeypatch):
     from hotlap.measure import profiled
 
     monkeypatch.setattr(profiled, "WARM_UP", dataclasses.replace(profiled.WARM_UP, warmup_seconds=0.0))
+
+
+def test_steps_with_few_samples_tell_the_host_s_time_and_nothing_where_a_model_refuses_them(device):
+    class Picky(nn.Module):
+        def __init__(self, least):
+            super().__init__()
+            self.layer, self.least = nn.Linear(4, 3), least
+
+        def forward(self, x):
+            if len(x) < self.least:
+                raise ValueError("too few")
+            return self.layer(x)
+
+    for least, number in ((1, 5), (3, 0)):
+        workload = ModuleWorkload("w", lambda least=least: Picky(least), [InputSpec((4,))])
+        session = Session(workload, parse_arm(device.type), mode="train", batch=8, seed=0)
+        found = _time_few(session, 2)
+        assert len(found) == number and all(ms > 0 for ms in found)
+        session.step()
 
 
 def test_a_profile_leaves_two_traces_and_the_step_without_the_profiler(tmp_path, device, brief):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DETAIL_STEPS = 2
 NUM_BLOCKS = 5
+FEW = 2
+"""Samples of a step that leaves the device next to nothing to do; with one, batch statistics may have no spread."""
 WARM_UP = Protocol(
     process=0, repeats=5, seconds=0.5, max_seconds=20.0, warmup_seconds=10.0, transfer=False, began_at=0.0
 )
@@ -63,6 +65,8 @@ class Profiled:
     """Without the profiler, the device alone, its queue kept full; empty on the CPU."""
     host_ms: list[float] = field(default_factory=list)
     """Without the profiler, from an empty queue until the step's call returned; empty on the CPU."""
+    few_ms: list[float] = field(default_factory=list)
+    """Wall times of steps with FEW samples, of which the host's part is as in the others; empty where none could be."""
     traced_ms: float
     """Wall time of a step while the lean trace was taken."""
     detail_ms: float | None = None
@@ -100,6 +104,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     plain = [time_block(_call(session), steps, session.device).wall_ms for _ in range(NUM_BLOCKS)]
     alone = FullQueue().time(_call(session), 3)[0] if timer.on_cuda else []
     host = time_host(_call(session), NUM_BLOCKS) if timer.on_cuda else []
+    few = _time_few(session, steps) if timer.on_cuda and _eager(session) and job["batch"] > FEW else []
     folder, stem = Path(job["folder"]), job["stem"]
     listen("trace for times", 2, total)
     lean, rich = folder / f"{stem}.pt.trace.json.gz", folder / f"{stem}.detail.pt.trace.json.gz"
@@ -121,6 +126,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         step_ms=plain,
         device_ms=alone,
         host_ms=host,
+        few_ms=few,
         traced_ms=traced,
         detail_ms=detail_ms,
         flops=flops,
@@ -135,6 +141,26 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         fast_bf16=session.device.type == "cuda" or read_host().has_fast_bf16,
         notes=[*notes, *sorted(timer.flags)],
     )
+
+
+def _time_few(session: Session, steps: int) -> list[float]:
+    """Launches wait where the device's queue is full, so the host's own time shows best where there is little work."""
+    import torch
+
+    try:
+        return _few_steps(session, steps)
+    except Exception:  # noqa: BLE001 - a model may refuse so few samples, and there may be no memory beside the other
+        return []
+    finally:
+        session.activate()
+        torch.cuda.empty_cache()
+
+
+def _few_steps(session: Session, steps: int) -> list[float]:
+    small = Session(session.workload, session.spec, mode=session.mode, batch=FEW, seed=session.seed)
+    for _ in range(steps):
+        small.step()
+    return [time_block(_call(small), steps, small.device).wall_ms for _ in range(NUM_BLOCKS)]
 
 
 def _call(session: Session) -> Any:

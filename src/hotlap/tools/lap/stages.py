@@ -28,7 +28,7 @@ LEAST_SEARCH = 0.25
 VERIFY_GUESS_S = 15.0
 ARM_S = 5.0
 """Timed seconds of an arm in a process, at most, and of its warm-up: of the baseline, and of every arm of the bench."""
-FURTHER_ARM = 0.65
+FURTHER_ARM = 0.75
 """What a further arm adds to a process, as a share of a process with one."""
 FEWEST = 5
 """Processes that the bench is cut down to where the budget is short; a difference under 10% may then stay open."""
@@ -286,7 +286,7 @@ def bench(lap: Round) -> RunRecord:
         _chosen(lap)
     if quick and not tested_advice(lap):
         _refuse_to_prove_little(lap)
-    short: dict[str, Any] = {"warmup_seconds": ARM_S, "max_seconds": ARM_S}
+    short: dict[str, Any] = {"warmup_seconds": ARM_S, "max_seconds": ARM_S, "repeats": 12, "seconds": 0.3}
     if quick:
         short = {"repeats": 6, "seconds": 0.3, "max_seconds": 1.5, "warmup_seconds": 1.0, "gate_batch": 2}
         short |= {"gate_steps": 2}

@@ -31,8 +31,9 @@ FUSION_SAVES = 0.4
 """Share of the time in elementwise work and normalisation that compiled, fused kernels are assumed to save."""
 FUSED_OPTIMIZER_SAVES = 0.5
 """A fused optimizer reads and writes each number once, in one launch; the plain one takes at least two of each."""
-KERNELS_SAVE = 0.3
-"""Share of recurrent time, and of the host's for it, that a kernel with its weights on the chip is assumed to save."""
+KERNELS_SAVE = 0.7
+"""Share of recurrent time, and of the host's for it, that a kernel with its weights on the chip is assumed to save: as
+a float32 layer of 256 units does on an H200, 2.72 ms in place of cuDNN's 8.85."""
 HALF_BYTES_SAVES = 0.35
 """Share of memory-bound time that half-width activations save under autocast, which keeps some in float32."""
 CHANNELS_LAST_SAVES = {"cuda": 0.1, "cpu": 0.15}
@@ -53,6 +54,10 @@ class Case:
     """The step without the profiler, which is what a change would shorten."""
     host_ms: float | None = None
     """The host's own time for the step, without the profiler; None where it was not measured."""
+    few_ms: float | None = None
+    """A step with next to no work for the device; None where there was none."""
+    device_ms: float | None = None
+    """The device's own time with its queue kept full; None where it was not measured."""
     arm: ArmSpec | None
     """None for a trace whose arm is not known; the advice then names options only."""
     target: str = ""
@@ -87,7 +92,7 @@ class Case:
 
     @property
     def pace(self) -> Pace:
-        return pace_of(self.analysis, self.step_ms, self.host_ms)
+        return pace_of(self.analysis, self.step_ms, self.host_ms, few_ms=self.few_ms, device_ms=self.device_ms)
 
     @property
     def launch_ms(self) -> float:
@@ -191,8 +196,9 @@ def channels_last(case: Case) -> Iterator[_Hint]:
         return
     time = case.category(kind.CONVOLUTION, kind.POOLING)
     device = "cuda" if case.on_cuda else "cpu"
-    share = CHANNELS_LAST_SAVES[device]
     seen = case.analysis.layout_ms
+    # A card's float32 kernels take any layout; those of tensor cores want this one.
+    share = 0.0 if case.on_cuda and case.analysis.tensor_core_share == 0 else CHANNELS_LAST_SAVES[device]
     part = format_percent(share)
     changes = f"; {format_ms(seen)} of it only changes the memory format" if seen else ""
     yield _Hint(

@@ -56,19 +56,28 @@ class Pace:
         return max(host, device) + work * self.waits_ms - waits_saved_ms + rest
 
 
-def pace_of(analysis: Analysis, step_ms: float, host_ms: float | None) -> Pace:
-    """The step as it was traced, less what the profiler added; ``host_ms`` until its call returned, if measured."""
+def pace_of(
+    analysis: Analysis, step_ms: float, host_ms: float | None, *, few_ms: float | None = None,
+    device_ms: float | None = None,
+) -> Pace:  # fmt: skip
+    """The step as it was traced, less what the profiler added; as far as measured, ``host_ms`` until its call returned,
+    ``few_ms`` of a step with next to no work for the device, and ``device_ms`` of the device with its queue kept full.
+    """
     idle = {part.name: part.ms for part in analysis.idle}
     if not analysis.on_device:
         waits = min(idle.get(LOADER_WAIT, 0.0) * min(step_ms / analysis.step_ms, 1.0), step_ms)
         return Pace(step_ms=step_ms, host_ms=0.0, device_ms=step_ms - waits, waits_ms=waits, knows_host=True)
     waits = min(sum(idle.get(name, 0.0) for name in (SYNC, LOADER_WAIT, HOST_COPY)), step_ms)
     longest = step_ms - waits
-    device = min(analysis.busy_ms + idle.get(BETWEEN, 0.0), longest)
+    # Kernels of several streams run side by side only where they are all there in time.
+    device = min(analysis.busy_ms + idle.get(BETWEEN, 0.0), longest, device_ms or longest)
     known = host_ms is not None or launch_ms(analysis, step_ms) >= HOST_PACES * step_ms
     if host_ms is not None:
         # A call that reads a result returns only when the device is done: that was waiting, not work.
         host = min(max(host_ms - sum(sync.ms for sync in analysis.syncs), 0.0), longest)
+        if few_ms is not None:
+            # Both are upper bounds, unless waiting had to be taken off the first.
+            host = min(few_ms, longest) if analysis.syncs else min(host, few_ms)
     else:
         host = longest if known else 0.0
     return Pace(step_ms=step_ms, host_ms=host, device_ms=device, waits_ms=waits, knows_host=known)

@@ -253,7 +253,9 @@ class _Target(_Run):
             analysis=analysis,
             roofline=roof,
             step_ms=step,
-            host_ms=statistics.median(ran.host_ms) if ran.host_ms else None,
+            host_ms=_median(ran.host_ms),
+            few_ms=_median(ran.few_ms),
+            device_ms=_median(ran.device_ms),
             arm=self.spec,
             target=self.config.target,
             mode=self.config.mode,
@@ -270,8 +272,9 @@ class _Target(_Run):
     def _measured(self, ran: Profiled, step: float) -> dict[str, Any]:
         return {
             "step_ms": step,
-            "device_ms": statistics.median(ran.device_ms) if ran.device_ms else None,
-            "host_ms": statistics.median(ran.host_ms) if ran.host_ms else None,
+            "device_ms": _median(ran.device_ms),
+            "host_ms": _median(ran.host_ms),
+            "few_ms": _median(ran.few_ms),
             "traced_ms": ran.traced_ms,
             "slow_down": ran.traced_ms / step,
             "detail_slow_down": ran.detail_ms / step if ran.detail_ms else None,
@@ -280,6 +283,10 @@ class _Target(_Run):
             "waits": encode(ran.waits),
             "traces": [Path(path).name for path in (ran.trace, ran.detail) if path],
         }
+
+
+def _median(times: list[float]) -> float | None:
+    return statistics.median(times) if times else None
 
 
 def slow_down_told(ran: Profiled, step_ms: float) -> str:

@@ -20,6 +20,7 @@ from hotlap.base.format import (
     format_ratio,
     format_s,
 )
+from hotlap.base.kernel_name import kernel_label
 from hotlap.records.measurement import Comparison
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer, Question
@@ -119,7 +120,9 @@ def _parts_of_the_step(w: Witness) -> Iterator[Answer]:
             yield w.says(f"The device had nothing to do {format_percent(idle)} of it{why}.", "warn")
     longest = (analysis["kernels"] or analysis["ops"])[:1]
     for row in longest:
-        yield w.says(f"The longest single operation was {_short(row['name'])}, {format_percent(row['share'])}.")
+        yield w.says(
+            f"The longest single operation was {_short(kernel_label(row['name']))}, {format_percent(row['share'])}."
+        )
 
 
 def _short(name: str, most: int = 60) -> str:
