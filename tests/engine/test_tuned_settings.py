@@ -105,6 +105,8 @@ def test_switches_threads_and_recomputation_are_taken_over():
     free = set(resolved().sources)
     changes, _ = settings_from(profile("cpu:threads=2+recompute"), resolved().config, free)
     assert (changes["threads"], changes["recompute"], changes["compile"]) == (2, "on", "off")
+    assert changes["keep_memory"] is False
+    assert settings_from(profile("cpu:keep_memory"), resolved().config, free)[0]["keep_memory"] is True
     changes, _ = settings_from(profile("cuda:sdpa=flash"), resolved().config, free)
     assert (changes["sdpa"], changes["cudnn_benchmark"]) == ("flash", False)
 

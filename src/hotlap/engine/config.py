@@ -62,6 +62,8 @@ class TrainConfig:
     """The only implementation attention may use; by default torch chooses."""
     threads: int | None = None
     """CPU threads; by default torch's own choice."""
+    keep_memory: bool = False
+    """On a CPU, keeps freed memory for the next tensors: to take it anew from the system may cost as much as a step."""
     tuned: bool = True
     """Takes what is not set here from the target's tuned profile, if 'hotlap tune' has stored one that holds."""
     lr: float | None = None

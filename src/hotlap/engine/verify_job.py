@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hotlap.base import events
+from hotlap.device.kept_memory import is_memory_kept
 from hotlap.device.precision import fp32_precision
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
@@ -55,6 +56,7 @@ class Observed:
     """Of the optimizer; None where there is none."""
     num_replays: int = 0
     """Passes that were replays of recorded ones."""
+    keeps_memory: bool = False
     why_not: str = ""
     """Why passes are not recorded, where they were to be."""
     num_norms: int = 0
@@ -124,6 +126,7 @@ class Observer:
             threads=torch.get_num_threads(),
             fused=fused,
             num_replays=num_replays,
+            keeps_memory=is_memory_kept(),
             num_norms=self.num_norms,
             num_padded=self.num_padded,
             num_shuffled=self.num_shuffled,

@@ -33,6 +33,7 @@ OPTIONS = {
     "cudnn_benchmark": "let cuDNN time its algorithms (cuda)",
     "fused": "fused optimizer",
     "folded": "BatchNorm folded into the convolution before it, with the ReLU after it where cuDNN can (infer)",
+    "keep_memory": "memory that was freed is kept for the next tensors, not given back to the system (cpu, glibc)",
     "kernels": "the model's layers by Hotlap's own kernels, where it has them",
     "graph": "the whole step recorded as one CUDA graph (cuda)",
     "padded": "convolutions of few channels computed with zeros added, up to a multiple of eight",
@@ -44,7 +45,9 @@ OPTIONS = {
 }
 
 
-_SWITCHES = ("cudnn_benchmark", "folded", "fused", "graph", "kernels", "padded", "recompute", "shuffled", "tuned")
+_SWITCHES = (
+    "cudnn_benchmark", "folded", "fused", "graph", "keep_memory", "kernels", "padded", "recompute", "shuffled", "tuned",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,8 @@ class ArmSpec:
     """BatchNorm inside the convolutions, in inference."""
     fused: bool = False
     graph: bool = False
+    keep_memory: bool = False
+    """For the whole process: a C library that was told so cannot be told otherwise."""
     kernels: bool = False
     padded: bool = False
     recompute: bool = False
@@ -160,9 +165,9 @@ def _check(spec: ArmSpec, text: str) -> None:
         raise UsageError(
             f"arm {text!r}: {only_cuda[0]} works on cuda only", remedy="Use cpu:bf16 for a half-precision CPU arm"
         )
-    if spec.device == "cuda" and (spec.threads or spec.tuned):
-        word = "tuned" if spec.tuned else "threads"
-        raise UsageError(f"arm {text!r}: {word} works on cpu only")
+    only_cpu = [word for word in ("tuned", "threads", "keep_memory") if getattr(spec, word)]
+    if spec.device == "cuda" and only_cpu:
+        raise UsageError(f"arm {text!r}: {only_cpu[0]} works on cpu only")
     if spec.graph and spec.compile in ("reduce-overhead", "max-autotune"):
         raise UsageError(f"arm {text!r}: compile={spec.compile} records graphs itself", expected="compile+graph")
     lost = options_lost(spec, spec.form)

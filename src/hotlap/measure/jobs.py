@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.device.host import read_host
+from hotlap.device.kept_memory import can_keep_memory
 from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.evidence import folder_for
@@ -61,6 +62,7 @@ class Description:
     """Some transposed convolution's stride is its kernel."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
+    can_keep_memory: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ def describe(job: Job, listen: Listen) -> Description:
         has_odd_channels=bool(odd_convolutions(model)),
         has_block_convolutions=bool(block_convolutions(model)),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
+        can_keep_memory=can_keep_memory(),
     )
 
 

@@ -136,6 +136,24 @@ def test_a_long_wait_is_announced_once_its_length_is_known(folder, monkeypatch, 
     assert [text for text in heard if "to go" in text] == told
 
 
+def test_arms_that_keep_memory_have_processes_of_their_own_now_before_and_now_after_the_others(folder, monkeypatch):
+    asked = []
+
+    def run(job, **_):
+        if job["job"] == "timing":
+            asked.append((job["protocol"]["process"], job["arms"]))
+        return answers(job)
+
+    monkeypatch.setattr(run_module, "run_job", run)
+    heard = []
+    arms = ("cpu", "cpu:fused+keep_memory", "cpu:fused", "cpu:keep_memory")
+    bench(config(arms=arms, processes=3, gate=False, memory=False), heard.append)
+    plain, kept = ["cpu", "cpu:fused"], ["cpu:fused+keep_memory", "cpu:keep_memory"]
+    assert [process for process, _ in asked] == [0, 0, 1, 1, 2, 2]
+    assert [sorted(names) for _, names in asked] == [plain, kept, kept, plain, plain, kept]
+    assert max(event.done / event.total for event in heard if event.kind == "advance") <= 1.0
+
+
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_long_steps_get_a_smaller_batch_and_it_is_said(folder, mode):
     quick = {"processes": 1, "gate_batch": 2, "step_seconds": 0.35, "memory": False, "mode": mode}

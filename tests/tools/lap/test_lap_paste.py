@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
+from hotlap.device.kept_memory import can_keep_memory
 from hotlap.device.seed import seed_everything
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.session import Session
@@ -89,6 +92,17 @@ def test_pasted_training_steps_give_the_weights_of_the_arm(options, device, plai
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     if "threads=1" in arm:
         assert torch.get_num_threads() == 1
+
+
+@pytest.mark.skipif(not can_keep_memory(), reason="another C library")
+def test_pasted_code_keeps_memory_as_the_arm_does():
+    again = "for _ in range(10):\n    torch.empty(2**24).fill_(1.0)\n"  # at first there is no room yet that fits
+    count = "import resource\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+    count += again
+    count += "print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)\n"
+    source = paste_of(parse_arm("cpu:keep_memory"), 8, "train") + again + count
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 20, "fresh pages for each 64 MiB"
 
 
 def test_pasted_inference_gives_the_outputs_of_the_arm(device, plain_float32):

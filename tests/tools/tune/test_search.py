@@ -425,6 +425,8 @@ def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
         ({"has_attention": True}, "cuda", {"sdpa=flash", "sdpa=efficient", "sdpa=cudnn", "cudnn_benchmark", "fused"}),
         ({"has_convolutions": False}, "cuda", {"fused"}),
         ({"usable_cores": 8}, "cpu", {"threads=4", "threads=2", "fused"}),
+        ({"usable_cores": 2, "can_keep_memory": True}, "cpu", {"threads=1", "fused", "keep_memory"}),
+        ({"has_convolutions": False, "can_keep_memory": True}, "cuda", {"fused"}),
     ],
 )
 def test_switches_are_those_that_can_matter_for_the_model_on_its_device(known, device, words):

@@ -330,14 +330,19 @@ class _Run:
     def _time(self, process: int, specs: Sequence[ArmSpec], text: str) -> None:
         if not specs:
             return
-        names = [spec.name for spec in specs]
+        # A process that keeps memory does so for all its arms: others get one beside it, now before and now after it.
+        groups = [[spec for spec in specs if spec.keep_memory == kept] for kept in (False, True)]
+        groups = [group for group in (groups[::-1] if process % 2 else groups) if group]
         protocol = self._protocol(process)
-        job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=protocol, files=self.files)
-        timings: Timings = decode(Timings, self._run(text, job))
-        self.measurements += timings.measurements
-        self.telemetry += timings.telemetry
-        self.failures += timings.failures
-        self.out |= {failure.arm for failure in timings.failures}
+        for group in groups:
+            names = [spec.name for spec in group]
+            job = _job(self.config, "timing", arms=names, batch=self.batch, protocol=protocol, files=self.files)
+            timings: Timings = decode(Timings, self._run(text, job))
+            self.measurements += timings.measurements
+            self.telemetry += timings.telemetry
+            self.failures += timings.failures
+            self.out |= {failure.arm for failure in timings.failures}
+        self.done -= len(groups) - 1  # one unit of progress
 
     def _break_even(self) -> None:
         going = [spec for spec in self._going(self.arms + self.context) if not spec.form]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from hotlap.device.kept_memory import LARGE, M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, NEVER
 from hotlap.measure.arms import ArmSpec
 from hotlap.tools.lap.config import LapConfig
 
@@ -91,8 +92,11 @@ def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
 
 
 def _imports(arm: ArmSpec) -> Iterator[str]:
+    if arm.keep_memory:
+        yield "import ctypes"
     if arm.graph:
         yield "import functools"
+    if arm.keep_memory or arm.graph:
         yield ""
     yield "import torch"
     if arm.sdpa:
@@ -106,6 +110,10 @@ def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
     yield f'device = torch.device("{arm.torch_device}")'
     if arm.threads:
         yield f"torch.set_num_threads({arm.threads})"
+    if arm.keep_memory:
+        yield "libc = ctypes.CDLL(None)  # freed memory is kept for the next tensors; glibc only"
+        yield f"libc.mallopt({M_MMAP_THRESHOLD}, {LARGE}) or libc.mallopt({M_MMAP_MAX}, 0)"
+        yield f"libc.mallopt({M_TRIM_THRESHOLD}, {NEVER})"
     if arm.device == "cuda":
         kind = "tf32" if arm.precision == "tf32" else "ieee"
         for place in ("cuda.matmul", "cudnn.conv", "cudnn.rnn"):

@@ -181,6 +181,7 @@ def _by_hand(arm: ArmSpec) -> list[str]:
     lines += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
     lines += ["the optimizer with fused=True"] if arm.fused else []
     lines += [f"torch.set_num_threads({arm.threads})"] if arm.threads else []
+    lines += ["hotlap.device.kept_memory.keep_memory(), before anything else"] if arm.keep_memory else []
     lines += [f"attention within sdpa_kernel, {arm.sdpa} only"] if arm.sdpa else []
     return lines + (["the whole step recorded as a CUDA graph"] if arm.graph else [])
 

@@ -29,8 +29,8 @@ class Lab(Protocol):
 
 
 def numeric_class(arm: str) -> str:
-    """The arm without what cannot change its answer: threads and cuDNN's timing of its algorithms."""
-    return dataclasses.replace(parse_arm(arm), threads=0, cudnn_benchmark=False).name
+    """The arm without what cannot change its answer: threads, kept memory and cuDNN's timing of its algorithms."""
+    return dataclasses.replace(parse_arm(arm), threads=0, keep_memory=False, cudnn_benchmark=False).name
 
 
 def is_compiled(arm: str) -> bool:

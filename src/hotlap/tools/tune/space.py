@@ -15,7 +15,7 @@ Change = dict[str, Any]
 EAGER: Change = {"compile": "", "graph": False}
 PLAIN: Change = {
     "fused": False, "cudnn_benchmark": False, "folded": False, "padded": False, "shuffled": False, "kernels": False,
-    "threads": 0, "sdpa": "",
+    "keep_memory": False, "threads": 0, "sdpa": "",
 }  # fmt: skip
 """What switches leave off, key by key."""
 
@@ -182,7 +182,8 @@ def _firsts(plain: ArmSpec, about: Description) -> list[ArmSpec]:
 
 
 def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
-    found: list[Change] = [{"fused": True}] if mode == "train" else []
+    found: list[Change] = [{"keep_memory": True}] if plain.device == "cpu" and about.can_keep_memory else []
+    found += [{"fused": True}] if mode == "train" else []
     found += [{"folded": True}] if mode == "infer" and about.has_norms else []
     found += [{"shuffled": True}] if about.has_block_convolutions else []
     if plain.device == "cpu":

@@ -128,6 +128,9 @@ def _device_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
         found.append(_check("cudnn_benchmark", saw == arm.cudnn_benchmark, _word(saw), _word(arm.cudnn_benchmark)))
     if arm.threads:
         found.append(_check("threads", seen["threads"] == arm.threads, str(seen["threads"]), str(arm.threads)))
+    if arm.device == "cpu":
+        kept = bool(seen.get("keeps_memory"))
+        found.append(_check("keep_memory", kept == arm.keep_memory, _word(kept), _word(arm.keep_memory)))
     if seen["fused"] is not None:
         asked = arm.fused or (arm.graph and arm.precision == "fp16")  # as a recorded step needs it
         found.append(_check("fused", seen["fused"] == asked, _word(seen["fused"]), _word(asked)))
