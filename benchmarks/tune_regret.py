@@ -2,7 +2,7 @@
 
     python -m benchmarks.tune_regret --out tune_regret.json [--only unet,bilstm,resnet50] [--for train]
     python -m benchmarks.tune_regret --minutes 8 --out b.json --known a/   # goes on from what was kept in a/
-    python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 8 up to 192
+    python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 16 up to 192
 
 The grid is every arm of a stated list at every batch of a stated list, and the tuner searches the same space: on a card
 TF32, bf16 and fp16, by memory format where there are convolutions, by fused optimizer, by Hotlap's kernels where the
@@ -66,7 +66,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 """Steps that the host paces are never steady: their warm-up ends after two seconds, in the tuner and the grid alike."""
 BATCHES = (16, 64, 256)
-SMALL_BATCHES = tuple(range(8, 200, 8))
+SMALL_BATCHES = tuple(range(16, 200, 16))
 SMALL: dict[str, Any] = {
     "target": "bilstm", "workload": {"hidden": 16, "length": 32, "embedding": 16}, "warmup_seconds": 1.0,
 }  # fmt: skip
@@ -77,6 +77,7 @@ def grid_arms(about: Description, mode: str, *, on_cpu: bool, threads: bool, com
     axes: list[list[dict[str, Any]]] = [[{"precision": p} for p in (CPU if on_cpu else CARD)]]
     axes += [[{}, {"channels_last": True}]] if about.has_convolutions else []
     axes += [[{}, {"fused": True}]] if mode == "train" else []
+    axes += [[{}, {"keep_memory": True}]] if on_cpu and about.can_keep_memory else []
     axes += [[{}, {"threads": 1}]] if on_cpu and threads else []
     axes += [[{}, {"kernels": True}]] if about.has_kernels and not on_cpu else []
     axes += [[{}, *([] if on_cpu else [{"graph": True}]), *([{"compile": "default"}] if compiled else [])]]

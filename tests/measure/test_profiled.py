@@ -10,6 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from hotlap.data.kineto import LOSS_MARK, MODULE_MARK, read_trace
+from hotlap.device.kept_memory import can_keep_memory
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.marks import WaitWatcher, marked_modules
 from hotlap.measure.process import quiet
@@ -75,6 +76,7 @@ def test_a_profile_leaves_two_traces_and_the_step_without_the_profiler(tmp_path,
     assert bool(len(lean.device)) == (device.type == "cuda")
     assert all(value > 0 for value in found.step_ms) and found.traced_ms > 0 and found.detail_ms > 0
     assert bool(found.device_ms) == bool(found.host_ms) == (device.type == "cuda")
+    assert found.system_ms >= 0 and found.num_pages >= 0 and found.can_keep_memory == can_keep_memory()
     assert (found.num_weights, found.num_weight_tensors) == (4 * 27 + 4 + 144 * 2 + 2, 4)
     # Two samples: the convolution's 36 positions of 4x27 weights and the layer's 144x2, forward and for the weights;
     # the layer also for its input.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from fake_trace import FakeTrace
 
@@ -126,6 +128,17 @@ def test_a_device_with_a_full_queue_may_be_faster_than_the_sum_of_what_was_seen(
 def test_channels_last_is_for_tensor_cores(share, is_advised):
     found = analysis({kind.CONVOLUTION: 9.0}, {LAUNCH: 1.0}, tensor_core_share=share)
     assert ("channels_last" in advised(found, host_ms=1.0)) == is_advised
+
+
+def test_what_the_system_takes_for_fresh_pages_is_what_kept_memory_may_save():
+    found = dataclasses.replace(analysis({kind.MATMUL: 8.0}, {}), on_device=False)
+    kept = advised(found, arm="cpu", system_ms=3.0, num_pages=4000.0)["keep_memory"]
+    assert kept.saved_ms == pytest.approx(3.0) and not kept.at_most and kept.arm == "cpu:keep_memory"
+    assert "4,000 fresh pages" in kept.why
+    assert "keep_memory" not in advised(found, arm="cpu:keep_memory", system_ms=3.0, num_pages=4000.0)
+    assert "keep_memory" not in advised(found, arm="cpu", system_ms=0.0, num_pages=4000.0), "nothing to gain"
+    on_card = analysis({kind.MATMUL: 8.0}, {})
+    assert "keep_memory" not in advised(on_card, system_ms=3.0, num_pages=4000.0)
 
 
 def test_an_optimizer_in_one_launch_shortens_a_step_that_the_host_paces():

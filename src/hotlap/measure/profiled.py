@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hotlap.base.errors import StorageError
 from hotlap.data.kineto import SETTLE_MARK
 from hotlap.device.host import read_host
+from hotlap.device.kept_memory import can_keep_memory
 from hotlap.device.timing import FullQueue, time_block, time_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.process import Listen
@@ -65,6 +66,11 @@ class Profiled:
     """Without the profiler, the device alone, its queue kept full; empty on the CPU."""
     host_ms: list[float] = field(default_factory=list)
     """Without the profiler, from an empty queue until the step's call returned; empty on the CPU."""
+    system_ms: float = 0.0
+    """Of a step on the CPU, the kernel's part of each thread's time; it clears the pages that are handed out."""
+    num_pages: float = 0.0
+    """Fresh pages that a step on the CPU was handed."""
+    can_keep_memory: bool = False
     few_ms: list[float] = field(default_factory=list)
     """Wall times of steps with FEW samples, of which the host's part is as in the others; empty where none could be."""
     traced_ms: float
@@ -90,6 +96,8 @@ class Profiled:
 
 def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     """The job "profile": one arm, warmed up, timed, traced."""
+    import torch
+
     from hotlap.measure.folded import has_norms
 
     spec = parse_arm(job["arm"])
@@ -101,7 +109,9 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     timer.warm_up(dataclasses.replace(WARM_UP, warmup_seconds=job.get("warmup_seconds", WARM_UP.warmup_seconds)))
     listen("the step without the profiler", 1, total)
     steps = max(int(job["steps"]), 1)
+    used = _usage()
     plain = [time_block(_call(session), steps, session.device).wall_ms for _ in range(NUM_BLOCKS)]
+    system_s, pages = (after - before for after, before in zip(_usage(), used, strict=True))
     alone = FullQueue().time(_call(session), 3)[0] if timer.on_cuda else []
     host = time_host(_call(session), NUM_BLOCKS) if timer.on_cuda else []
     few = _time_few(session, steps) if timer.on_cuda and _eager(session) and job["batch"] > FEW else []
@@ -127,6 +137,9 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         device_ms=alone,
         host_ms=host,
         few_ms=few,
+        system_ms=0.0 if timer.on_cuda else 1e3 * system_s / (NUM_BLOCKS * steps * torch.get_num_threads()),
+        num_pages=0.0 if timer.on_cuda else pages / (NUM_BLOCKS * steps),
+        can_keep_memory=can_keep_memory(),
         traced_ms=traced,
         detail_ms=detail_ms,
         flops=flops,
@@ -141,6 +154,16 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         fast_bf16=session.device.type == "cuda" or read_host().has_fast_bf16,
         notes=[*notes, *sorted(timer.flags)],
     )
+
+
+def _usage() -> tuple[float, int]:
+    """Seconds that the kernel has worked for this process, and pages it was handed; 0 where that is not known."""
+    try:
+        import resource
+    except ImportError:
+        return 0.0, 0
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_stime, used.ru_minflt
 
 
 def _time_few(session: Session, steps: int) -> list[float]:

@@ -72,6 +72,10 @@ class Case:
     num_weights: int = 0
     num_weight_tensors: int = 0
     """Of the model's parameters, which autocast turns to half precision in every step; 0 where they are not known."""
+    system_ms: float = 0.0
+    """Of a step on a CPU, what the system takes, where memory can be kept; 0 where it cannot, or was not looked."""
+    num_pages: float = 0.0
+    """Fresh pages that a step was handed."""
     fast_bf16: bool = False
     """The CPU is known to be fast in bfloat16; a trace does not tell."""
 
@@ -338,6 +342,19 @@ def kernels(case: Case) -> Iterator[_Hint]:
     )
 
 
+def kept_memory(case: Case) -> Iterator[_Hint]:
+    if case.on_cuda or not case.num_pages or (case.arm is not None and case.arm.keep_memory):
+        return
+    yield _Hint(
+        "keep_memory",
+        f"The system takes {_share(case.system_ms, case)}, and hands out {format_number(case.num_pages)} fresh pages, "
+        "each of which it clears.",
+        "All that the system takes, as measured; that fresh memory lies in no cache is not counted.",
+        {"keep_memory": True},
+        device_saved_ms=case.system_ms,
+    )
+
+
 def folded(case: Case) -> Iterator[_Hint]:
     spec = case.arm
     if case.mode != "infer" or not case.has_norms or (spec is not None and (spec.folded or spec.compile)):
@@ -394,5 +411,5 @@ def larger_batch(case: Case) -> Iterator[_Hint]:
 
 
 RULES: tuple[Rule, ...] = (
-    channels_last, precision, graph, compiled, fused, kernels, folded, loader, syncs, larger_batch,
+    channels_last, precision, graph, compiled, fused, kernels, kept_memory, folded, loader, syncs, larger_batch,
 )  # fmt: skip

@@ -267,6 +267,8 @@ class _Target(_Run):
             num_weights=ran.num_weights,
             num_weight_tensors=ran.num_weight_tensors,
             fast_bf16=ran.fast_bf16,
+            system_ms=ran.system_ms if ran.can_keep_memory else 0.0,
+            num_pages=ran.num_pages,
         )
 
     def _measured(self, ran: Profiled, step: float) -> dict[str, Any]:
@@ -275,6 +277,8 @@ class _Target(_Run):
             "device_ms": _median(ran.device_ms),
             "host_ms": _median(ran.host_ms),
             "few_ms": _median(ran.few_ms),
+            "system_ms": ran.system_ms,
+            "num_pages": ran.num_pages,
             "traced_ms": ran.traced_ms,
             "slow_down": ran.traced_ms / step,
             "detail_slow_down": ran.detail_ms / step if ran.detail_ms else None,
