@@ -18,7 +18,7 @@ import hotlap
 from hotlap import targets
 from hotlap.base import events, registry
 from hotlap.base.registry import Registry
-from hotlap.cli import options
+from hotlap.cli import options, show
 from hotlap.cli.main import run
 from hotlap.cli.show import ProgressDoor, make_console
 from hotlap.cli.verbs import GROUPS, VERBS, Verb
@@ -283,6 +283,16 @@ def test_progress_that_is_no_terminal_s_ends_without_an_empty_line(capsys):
         door(events.advance("bench", 1, 2, "process 1 of 2"))
         door(events.finish("bench"))
     assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
+
+
+def test_a_phase_that_goes_on_is_said_again_in_a_log(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 31.0, 40.0, 70.0])
+    monkeypatch.setattr(show.time, "monotonic", lambda: next(clock))
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        door(events.start("predict", 10))
+        for done in range(1, 6):
+            door(events.advance("predict", done, 10, f"pictures: {done}.png"))
+    assert capsys.readouterr().err.splitlines() == [f"predict {done}0%: pictures" for done in (1, 3, 5)]
 
 
 def test_a_stream_of_another_encoding_gets_the_nearest_signs(here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from rich.console import Console
@@ -43,6 +44,10 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 
+LOG_EVERY_S = 30.0
+"""Where bars cannot be drawn, a phase that goes on is said again after so long."""
+
+
 class ProgressDoor:
     """Turns a tool's events into bars and lines on stderr; use as a context manager."""
 
@@ -59,7 +64,8 @@ class ProgressDoor:
             disable=quiet,
         )
         self._tasks: dict[str, Any] = {}
-        self._last: dict[str, str] = {}
+        self._last: dict[str, tuple[str, float]] = {}
+        """The phase that was last said of each task, and when."""
 
     def __enter__(self) -> ProgressDoor:
         if self._console.is_terminal:  # elsewhere no bar is drawn, and its end would be an empty line
@@ -87,10 +93,11 @@ class ProgressDoor:
             self._last.pop(event.task, None)
 
     def _say_plainly(self, event: Event) -> None:
-        """A line for each new phase where bars cannot be drawn, such as a CI log."""
-        phase = event.text.partition(":")[0]
-        if not self._quiet and not self._console.is_terminal and phase != self._last.get(event.task):
-            self._last[event.task] = phase
+        """A line for each new phase where bars cannot be drawn, such as a CI log; and now and then in a long one."""
+        phase, clock = event.text.partition(":")[0], time.monotonic()
+        said, when = self._last.get(event.task, ("", 0.0))
+        if not self._quiet and not self._console.is_terminal and (phase != said or clock - when >= LOG_EVERY_S):
+            self._last[event.task] = phase, clock
             share = f" {event.done / event.total:.0%}" if event.total else ""
             self._console.print(Text(f"{event.task}{share}: {phase}"))
 
