@@ -24,6 +24,7 @@ from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.judge import psnr
 from hotlap.splat.outcome import MODEL, RESULTS
+from hotlap.splat.team import Alone
 from hotlap.splat.train import train, train_model
 
 ARRAYS = ("means", "quats", "scales", "opacities", "colors", "first.means", "second.colors", "stats.grad")
@@ -292,6 +293,14 @@ def test_a_resumed_training_must_be_the_same(settings):
     with pytest.raises(ConfigError, match=r"lr_colors = 0\.5 is not what the training.*Expected 0\.03"):
         train(settings(steps=10, lr_colors=0.5, resume=True))
     assert train(settings(steps=10, resume=True, log_every=5)).status == "complete"
+
+
+def test_a_training_of_several_processes_is_not_gone_on_with_by_another_number(settings, monkeypatch):
+    monkeypatch.setattr(Alone, "size", 2)
+    train(settings(steps=10))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"is of a training in 2 processes, and there are 1 now\. Expected 2"):
+        train(settings(steps=10, resume=True))
 
 
 def test_what_cannot_be_resumed_is_told(settings, tmp_path):

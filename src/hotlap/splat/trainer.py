@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hotlap.base import events
+from hotlap.base.errors import ConfigError
 from hotlap.base.events import Emit
 from hotlap.kernels.adam.state import AdamConfig
 from hotlap.splat.config import LEARNABLE, SplatTrainConfig
@@ -202,10 +203,17 @@ class Trainer:
             "seconds": self.seconds,
             "ordered": self._ordered,
             "looked": self._looked,
+            "processes": self.team.size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another training stood."""
+        before = state.get("processes", self.team.size)
+        if before != self.team.size:  # each step sees a picture a process: it would be another training
+            raise ConfigError(
+                f"the checkpoint is of a training in {before} processes, and there are {self.team.size} now",
+                expected=f"{before}", remedy="Start it with as many as before, or give another --out",
+            )  # fmt: skip
         self.state.load_state_dict(state["state"])
         for name, part in self.beside.parts().items():
             part.load_state_dict(state["beside"][name])
