@@ -425,13 +425,29 @@ def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
         ({"has_attention": True}, "cuda", {"sdpa=flash", "sdpa=efficient", "sdpa=cudnn", "cudnn_benchmark", "fused"}),
         ({"has_convolutions": False}, "cuda", {"fused"}),
         ({"usable_cores": 8}, "cpu", {"threads=4", "threads=2", "fused"}),
-        ({"usable_cores": 2, "can_keep_memory": True}, "cpu", {"threads=1", "fused", "keep_memory"}),
         ({"has_convolutions": False, "can_keep_memory": True}, "cuda", {"fused"}),
     ],
 )
 def test_switches_are_those_that_can_matter_for_the_model_on_its_device(known, device, words):
     space = make_space(dataclasses.replace(CARD, **known), mode="train", device=device)
     assert {arm.name.partition(":")[2] for arm in space.switched(space.firsts[0])} == words
+
+
+def test_on_a_cpu_all_but_the_plain_arm_keep_memory_and_the_leader_is_tried_without():
+    about = dataclasses.replace(CARD, can_keep_memory=True, fast_bf16=True, usable_cores=2)
+    space = make_space(about, mode="train", device="cpu")
+    kept = [
+        "cpu:keep_memory",
+        "cpu:channels_last+keep_memory",
+        "cpu:bf16+keep_memory",
+        "cpu:bf16+channels_last+keep_memory",
+    ]
+    assert [arm.name for arm in space.firsts] == ["cpu", *kept]
+    assert {arm.name for arm in space.switched(space.firsts[3])} == {
+        "cpu:bf16", "cpu:bf16+fused+keep_memory", "cpu:bf16+threads=1+keep_memory",
+    }  # fmt: skip
+    given = make_space(about, mode="train", arms=("cpu", "cpu:keep_memory", "cpu:fused", "cpu:fused+keep_memory"))
+    assert [arm.name for arm in given.firsts] == ["cpu", "cpu:keep_memory"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ Change = dict[str, Any]
 EAGER: Change = {"compile": "", "graph": False}
 PLAIN: Change = {
     "fused": False, "cudnn_benchmark": False, "folded": False, "padded": False, "shuffled": False, "kernels": False,
-    "keep_memory": False, "threads": 0, "sdpa": "",
+    "threads": 0, "sdpa": "",
 }  # fmt: skip
 """What switches leave off, key by key."""
 
@@ -178,17 +178,24 @@ def _firsts(plain: ArmSpec, about: Description) -> list[ArmSpec]:
     cpu: tuple[Precision, ...] = ("fp32", "bf16") if about.fast_bf16 else ("fp32",)
     precisions: tuple[Precision, ...] = cpu if plain.device == "cpu" else ("fp32", "tf32", "bf16", "fp16")
     layouts = (False, True) if about.has_convolutions else (False,)
-    return [dataclasses.replace(plain, precision=p, channels_last=layout) for p in precisions for layout in layouts]
+    kept = plain.device == "cpu" and about.can_keep_memory
+    found = [
+        dataclasses.replace(plain, precision=p, channels_last=layout, keep_memory=kept)
+        for p in precisions
+        for layout in layouts
+    ]
+    # Fresh pages make times jump from one process and one batch to the next: only the plain arm is judged by those.
+    return _unique([plain, *found])
 
 
 def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
-    found: list[Change] = [{"keep_memory": True}] if plain.device == "cpu" and about.can_keep_memory else []
-    found += [{"fused": True}] if mode == "train" else []
+    found: list[Change] = [{"fused": True}] if mode == "train" else []
     found += [{"folded": True}] if mode == "infer" and about.has_norms else []
     found += [{"shuffled": True}] if about.has_block_convolutions else []
     if plain.device == "cpu":
         counts = sorted({about.usable_cores // 2, about.usable_cores // 4} - {0}, reverse=True)
-        return found + [{"threads": count} for count in counts]
+        given_back: list[Change] = [{"keep_memory": False}] if about.can_keep_memory else []
+        return found + given_back + [{"threads": count} for count in counts]
     found += [{"cudnn_benchmark": True}] if about.has_convolutions else []
     found += [{"padded": True}] if about.has_odd_channels else []
     found += [{"kernels": True}] if about.has_kernels else []
