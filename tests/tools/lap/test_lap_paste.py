@@ -100,7 +100,7 @@ def test_pasted_code_keeps_memory_as_the_arm_does():
     count = "import resource\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
     count += again
     count += "print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)\n"
-    source = paste_of(parse_arm("cpu:keep_memory"), 8, "train") + again + count
+    source = paste_of(parse_arm("cpu:keep_memory"), 8, "train") + 4 * again + count
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 20, "fresh pages for each 64 MiB"
 
