@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hotlap.base.errors import UsageError
 from hotlap.device import kept_memory
 from hotlap.device.kept_memory import can_keep_memory, is_memory_kept
 
@@ -44,3 +45,5 @@ def test_large_tensors_get_no_fresh_pages():
 def test_a_library_that_cannot_be_told_is_left_alone(monkeypatch):
     monkeypatch.setattr(kept_memory, "can_keep_memory", lambda: False)
     assert not kept_memory.keep_memory() and not is_memory_kept()
+    with pytest.raises(UsageError, match=r"keep_memory is asked for.* Expected glibc.* Leave keep_memory out"):
+        kept_memory.require_kept_memory()

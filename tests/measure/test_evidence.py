@@ -11,7 +11,7 @@ from torch import nn
 
 from hotlap.measure import evidence
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.evidence import Evidence, Memory, folder_for
+from hotlap.measure.evidence import Evidence, Remembered, folder_for
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.nursery import Nursery, can_fork
 from hotlap.measure.process import run_job
@@ -95,14 +95,14 @@ def found(number=4):
 
 
 def test_what_is_large_or_finds_no_room_is_not_kept(tmp_path, monkeypatch):
-    memory = Memory(tmp_path / "kept")
+    remembered = Remembered(tmp_path / "kept")
     monkeypatch.setattr(evidence, "MOST_BYTES", 100)
-    memory.get("large", lambda: found(100))
+    remembered.get("large", lambda: found(100))
     monkeypatch.setattr(evidence, "ROOM", 2**60)
-    memory.get("no room", found)
+    remembered.get("no room", found)
     assert not list(tmp_path.rglob("*.p*"))
     (tmp_path / "file").write_text("")
-    assert Memory(tmp_path / "file" / "below").get("x", found).losses == [1.0], "no failure of the disk is told"
+    assert Remembered(tmp_path / "file" / "below").get("x", found).losses == [1.0], "no failure of the disk is told"
 
 
 def test_jobs_share_references_unless_they_ask_for_another_workload(tmp_path):

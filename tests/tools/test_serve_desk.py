@@ -28,7 +28,8 @@ SIGNATURE = Signature(inputs=(), outputs=(MAPS,), rows=1, arm="cpu")
 
 FAULTS = """
 import resource
-from hotlap.tools.serve.desk import keep_memory
+from hotlap.device.kept_memory import keep_memory
+from hotlap.tools.serve.desk import LARGEST_KEPT, MOST_KEPT
 import numpy as np
 
 def picture():
@@ -36,7 +37,7 @@ def picture():
         kept = np.ones(size << 20, np.uint8)
         del kept
 
-keep_memory()
+keep_memory(largest=LARGEST_KEPT, most=MOST_KEPT)
 picture()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
+from hotlap.base.errors import UsageError
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 LARGE = 2**30
 """Bytes of a tensor that is still taken from memory that was kept."""
@@ -21,17 +23,29 @@ def can_keep_memory() -> bool:
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
-def keep_memory() -> bool:
-    """Keeps freed memory from now on, for the rest of the process; says whether that could be done."""
+def keep_memory(*, largest: int = LARGE, most: int = NEVER) -> bool:
+    """Keeps freed memory from now on, for the rest of the process: arrays up to ``largest`` bytes, and ``most`` in all.
+
+    Says whether that could be done.
+    """
     global _kept
     if not can_keep_memory():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    large = mallopt(M_MMAP_THRESHOLD, LARGE) or mallopt(M_MMAP_MAX, 0)  # older ones refuse a threshold above 32 MiB
-    _kept = bool(large and mallopt(M_TRIM_THRESHOLD, NEVER)) or _kept
+    large = mallopt(M_MMAP_THRESHOLD, largest) or mallopt(M_MMAP_MAX, 0)  # older ones refuse more than 32 MiB
+    _kept = bool(large and mallopt(M_TRIM_THRESHOLD, most)) or _kept
     return _kept
 
 
+def require_kept_memory() -> None:
+    """Keeps freed memory, or says that this cannot be done here."""
+    if not keep_memory():
+        raise UsageError(
+            "keep_memory is asked for, but this C library cannot keep freed memory", expected="glibc, on Linux",
+            remedy="Leave keep_memory out",
+        )  # fmt: skip
+
+
 def is_memory_kept() -> bool:
-    """Whether :func:`keep_memory` was called here, and could do it."""
+    """Whether this process was told to, and could be."""
     return _kept

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotlap.base.errors import UsageError
 from hotlap.device.host_random import derived_seed
-from hotlap.device.kept_memory import keep_memory
+from hotlap.device.kept_memory import require_kept_memory
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
@@ -105,8 +105,8 @@ def set_switches(config: TrainConfig) -> None:
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    if config.keep_memory and not keep_memory():
-        raise UsageError("keep_memory = True, but this C library cannot keep memory", expected="glibc, on Linux")
+    if config.keep_memory:
+        require_kept_memory()
     if config.sdpa:
         allow_attention(config.sdpa)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=False)

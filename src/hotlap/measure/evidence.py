@@ -43,7 +43,7 @@ def folder_for(kept: str, job: dict[str, Any]) -> Path | None:
     return Path(kept) / hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-class Memory:
+class Remembered:
     """Evidence by name, in a folder; without one nothing is remembered, and no failure of the disk is told."""
 
     def __init__(self, folder: Path | None) -> None:

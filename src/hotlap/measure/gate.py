@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hotlap.measure.arms import ArmSpec
-from hotlap.measure.evidence import Evidence, Memory
+from hotlap.measure.evidence import Evidence, Remembered
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
 from hotlap.records.measurement import Gate, GateCheck
 from hotlap.workload import Workload
@@ -79,19 +79,19 @@ class GateKeeper:
         """
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
         self.files = files or {}
-        self._memory = Memory(kept)
+        self._remembered = Remembered(kept)
         self._refer()
         if kept is not None and not self.drift <= MAX_DRIFT:  # another workload was remembered, or it never is the same
-            self._memory.forget()
-            self._memory = Memory(None)
+            self._remembered.forget()
+            self._remembered = Remembered(None)
             self._refer()
         self._moved: dict[int, Evidence] = {}
         self._nudged: list[Evidence] = []
 
     def _refer(self) -> None:
         """The truth, the yardstick, and how far a build of now is from the truth."""
-        self.truth = self._memory.get("truth", lambda: self._gather(self._session(PLAIN, double=True)))
-        self.yardstick = self._memory.get("yardstick", lambda: self._gather(self._session(PLAIN)))
+        self.truth = self._remembered.get("truth", lambda: self._gather(self._session(PLAIN, double=True)))
+        self.yardstick = self._remembered.get("yardstick", lambda: self._gather(self._session(PLAIN)))
         self.drift = relative_error(self._outputs(self._session(PLAIN, double=True)), self.truth.outputs)
 
     def judge(self, spec: ArmSpec) -> Gate:
@@ -150,7 +150,7 @@ class GateKeeper:
         """The truth from weights and inputs that are rounded to the arm's number format, and nothing else."""
         digits = DIGITS[spec.precision]
         if digits not in self._moved:
-            self._moved[digits] = self._memory.get(f"rounded-{digits}", lambda: self._gather(self._short(digits)))
+            self._moved[digits] = self._remembered.get(f"rounded-{digits}", lambda: self._gather(self._short(digits)))
         return self._moved[digits]
 
     def _short(self, digits: int) -> Session:
@@ -198,7 +198,7 @@ class GateKeeper:
             if ERROR_FACTOR["fp32"] * most >= error:
                 break  # each further one takes as long as an arm
             if number == len(self._nudged):
-                self._nudged.append(self._memory.get(f"nudge-{number}", partial(self._nudge, number)))
+                self._nudged.append(self._remembered.get(f"nudge-{number}", partial(self._nudge, number)))
             most = max(most, error_of(self._nudged[number]))
         return ERROR_FACTOR["fp32"] * most, f"weights with other last digits alone move float32 by {most:.2g}"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import UsageError
 from hotlap.device.host import read_host
-from hotlap.device.kept_memory import keep_memory
+from hotlap.device.kept_memory import require_kept_memory
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
@@ -74,8 +74,8 @@ class Session:
 
         if self.spec.device == "cpu":
             torch.set_num_threads(self.spec.threads or read_host().usable_cores)
-        if self.spec.keep_memory and not keep_memory():
-            raise UsageError(f"arm {self.spec.name!r}: this C library cannot keep memory", expected="glibc, on Linux")
+        if self.spec.keep_memory:
+            require_kept_memory()
         set_fp32_precision("tf32" if self.spec.precision == "tf32" else "ieee")
         torch.backends.cudnn.benchmark = self.spec.cudnn_benchmark
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import json
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from hotlap.base.errors import WorkerDied
+from hotlap.device.kept_memory import keep_memory
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.passing import put, receive, send
@@ -33,7 +33,6 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 """Read by libraries when they are loaded; desks are as many as there are cores for."""
 START_S = 600.0
 """How long a desk may take to get ready: the first one on a machine compiles."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_KEPT, MOST_KEPT = 32 << 20, 256 << 20
 """Bytes of one array, and of all, that a desk keeps for the next picture."""
 Options = Mapping[str, Any]
@@ -185,17 +184,6 @@ class _Process:
         self._process = self._pipe = None
 
 
-def keep_memory() -> None:
-    """Lets freed arrays lie in the heap, where the system's C library can be told so.
-
-    By default each large one is a mapping of its own, whose pages the kernel clears and counts again for every picture.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        tell = ctypes.CDLL(None).mallopt
-        tell(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        tell(M_TRIM_THRESHOLD, MOST_KEPT)
-
-
 def _decoded(desk: LocalDesk, question: Sequence[Any]) -> Decoded:
     """A request as the model takes it, in shared memory."""
     decoded = desk.decode(*question)
@@ -210,7 +198,7 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
 
     leave_signals_to_the_door()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_memory(largest=LARGEST_KEPT, most=MOST_KEPT)
     desk: LocalDesk | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
