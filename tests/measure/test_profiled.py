@@ -57,8 +57,9 @@ def test_steps_with_few_samples_tell_the_host_s_time_and_nothing_where_a_model_r
     for least, number in ((1, 5), (3, 0)):
         workload = ModuleWorkload("w", lambda least=least: Picky(least), [InputSpec((4,))])
         session = Session(workload, parse_arm(device.type), mode="train", batch=8, seed=0)
-        found = _time_few(session, 2)
-        assert len(found) == number and all(ms > 0 for ms in found)
+        wall, alone = _time_few(session, 2)
+        assert len(wall) == number and all(ms > 0 for ms in wall)
+        assert len(alone) == (3 if number and device.type == "cuda" else 0) and all(ms > 0 for ms in alone)
         session.step()
 
 

@@ -124,6 +124,34 @@ def test_a_device_with_a_full_queue_may_be_faster_than_the_sum_of_what_was_seen(
     assert faster > slower
 
 
+def test_what_few_samples_take_as_well_does_not_grow_with_the_batch():
+    found = analysis({kind.RECURRENT: 13.0}, {LAUNCH: 12.0})
+    pace = pace_of(found, 25.0, 21.0, few_device_ms=9.0, few_share=0.2)
+    # 80% of the samples are 4 ms: all of them are 5, and 8 are there without any.
+    assert pace.fixed_ms == pytest.approx(8.0) and pace.device_at(2) == pytest.approx(18.0)
+    assert pace.after(work=2.0) == pytest.approx(21.0 + 4.0), "the host still paces"
+    assert pace_of(found, 25.0, 21.0, few_device_ms=2.6, few_share=0.2).fixed_ms == 0.0, "all of it grows"
+    assert pace_of(found, 25.0, 21.0, few_device_ms=99.0).device_at(2) == 13.0, "no more than all is the same"
+    grown = advised(found, host_ms=21.0, few_device_ms=9.0, batch=10)["batch 20"]
+    assert grown.gain == pytest.approx(50 / 25) and "8.00 ms that does not grow" in grown.basis
+    assert advised(found, host_ms=21.0, batch=10)["batch 20"].gain == pytest.approx(50 / (26 + 4))
+
+
+def test_products_on_tensor_cores_have_fewer_launches_than_algorithms_of_many():
+    found = analysis({kind.CONVOLUTION: 34.0, kind.ELEMENTWISE: 4.0}, {BETWEEN: 2.0}, ops=[(kind.CONVOLUTION, 7.0)])
+    many = [Row(name="fft", category=kind.CONVOLUTION, calls=110, ms=34.0, share=0.85)]
+    rows = product(34.0, gflop=1000, mb=400, category=kind.CONVOLUTION)
+    before = advised(found, rows, host_ms=16.0)["tf32"]
+    after = advised(dataclasses.replace(found, kernels=many), rows, host_ms=16.0)["tf32"]
+    assert before.gain == pytest.approx(40 / 16) and "launches" not in before.basis
+    # 20 operators of 3 launches at most are 60 of 110, and the step has 100 in all: the host's half is gone.
+    assert "50 launches less" in after.basis and "pace" not in after.basis
+    assert after.gain > 40 / 11 - 1e-9
+    recurrent = [dataclasses.replace(many[0], category=kind.RECURRENT)]
+    kept = advised(dataclasses.replace(found, kernels=recurrent), rows, host_ms=16.0)["tf32"]
+    assert kept.gain == before.gain, "a recurrent layer keeps its launches in any precision"
+
+
 @pytest.mark.parametrize(("share", "is_advised"), [(0.0, False), (0.4, True), (None, True)])
 def test_channels_last_is_for_tensor_cores(share, is_advised):
     found = analysis({kind.CONVOLUTION: 9.0}, {LAUNCH: 1.0}, tensor_core_share=share)
@@ -151,7 +179,7 @@ def test_a_compiler_leaves_the_launches_of_recurrent_layers():
     found = analysis({kind.RECURRENT: 4.0}, {LAUNCH: 6.0}, ops=[(kind.RECURRENT, 6.0), (kind.MATMUL, 2.0)])
     named = advised(found, host_ms=10.0, has_kernels=True)
     assert named["compile"].saved_ms == pytest.approx(10 * 0.5 * 0.25) and "recurrent" in named["compile"].basis
-    assert named["kernels"].saved_ms == pytest.approx(10 * 0.7 * 0.75), "a layer in one kernel has fewer launches"
+    assert named["kernels"].saved_ms == pytest.approx(10 * 0.9 * 0.75), "a layer in one kernel has fewer launches"
 
 
 def test_casts_of_weights_cost_bytes_and_launches():

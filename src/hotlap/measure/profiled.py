@@ -73,6 +73,8 @@ class Profiled:
     can_keep_memory: bool = False
     few_ms: list[float] = field(default_factory=list)
     """Wall times of steps with FEW samples, of which the host's part is as in the others; empty where none could be."""
+    few_device_ms: list[float] = field(default_factory=list)
+    """The device alone in such steps, its queue kept full."""
     traced_ms: float
     """Wall time of a step while the lean trace was taken."""
     detail_ms: float | None = None
@@ -114,7 +116,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     system_s, pages = (after - before for after, before in zip(_usage(), used, strict=True))
     alone = FullQueue().time(_call(session), 3)[0] if timer.on_cuda else []
     host = time_host(_call(session), NUM_BLOCKS) if timer.on_cuda else []
-    few = _time_few(session, steps) if timer.on_cuda and _eager(session) and job["batch"] > FEW else []
+    few, few_alone = _time_few(session, steps) if timer.on_cuda and _eager(session) and job["batch"] > FEW else ([], [])
     folder, stem = Path(job["folder"]), job["stem"]
     listen("trace for times", 2, total)
     lean, rich = folder / f"{stem}.pt.trace.json.gz", folder / f"{stem}.detail.pt.trace.json.gz"
@@ -137,6 +139,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         device_ms=alone,
         host_ms=host,
         few_ms=few,
+        few_device_ms=few_alone,
         system_ms=0.0 if timer.on_cuda else 1e3 * system_s / (NUM_BLOCKS * steps * torch.get_num_threads()),
         num_pages=0.0 if timer.on_cuda else pages / (NUM_BLOCKS * steps),
         can_keep_memory=can_keep_memory(),
@@ -166,24 +169,28 @@ def _usage() -> tuple[float, int]:
     return used.ru_stime, used.ru_minflt
 
 
-def _time_few(session: Session, steps: int) -> list[float]:
-    """Launches wait where the device's queue is full, so the host's own time shows best where there is little work."""
+def _time_few(session: Session, steps: int) -> tuple[list[float], list[float]]:
+    """Wall times of steps with few samples, and the device's own times in them.
+
+    Launches wait where the device's queue is full, so the host's own time shows best where there is little work.
+    """
     import torch
 
     try:
         return _few_steps(session, steps)
     except Exception:  # noqa: BLE001 - a model may refuse so few samples, and there may be no memory beside the other
-        return []
+        return [], []
     finally:
         session.activate()
         torch.cuda.empty_cache()
 
 
-def _few_steps(session: Session, steps: int) -> list[float]:
+def _few_steps(session: Session, steps: int) -> tuple[list[float], list[float]]:
     small = Session(session.workload, session.spec, mode=session.mode, batch=FEW, seed=session.seed)
     for _ in range(steps):
         small.step()
-    return [time_block(_call(small), steps, small.device).wall_ms for _ in range(NUM_BLOCKS)]
+    wall = [time_block(_call(small), steps, small.device).wall_ms for _ in range(NUM_BLOCKS)]
+    return wall, FullQueue().time(_call(small), 3)[0] if small.device.type == "cuda" else []
 
 
 def _call(session: Session) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hotlap.base.format import format_count, format_ms, format_number, format_percent
 from hotlap.measure.arms import ArmSpec
+from hotlap.measure.profiled import FEW
 from hotlap.tools.profile import categories as kind
 from hotlap.tools.profile.found import Advice, Analysis, Roofline
 from hotlap.tools.profile.on_device import BETWEEN, HOST_COPY, LOADER_WAIT, SYNC
@@ -32,8 +33,13 @@ FUSION_SAVES = 0.4
 FUSED_OPTIMIZER_SAVES = 0.5
 """A fused optimizer reads and writes each number once, in one launch; the plain one takes at least two of each."""
 KERNELS_SAVE = 0.7
-"""Share of recurrent time, and of the host's for it, that a kernel with its weights on the chip is assumed to save: as
-a float32 layer of 256 units does on an H200, 2.72 ms in place of cuDNN's 8.85."""
+"""Share of recurrent time that a kernel with its weights on the chip is assumed to save: as a float32 layer of
+256 units does on an H200, 2.72 ms in place of cuDNN's 8.85."""
+KERNELS_SAVE_HOST = 0.9
+"""Of the host's time for recurrent layers: several launches for each place of a sequence become a few for all."""
+TENSOR_CORE_LAUNCHES = 3
+"""Launches of a product on tensor cores, at most: its kernel, and a pass before and after it. Float32 has algorithms
+with many more: a convolution through FFTs or Winograd's transforms, piece by piece."""
 HALF_BYTES_SAVES = 0.35
 """Share of memory-bound time that half-width activations save under autocast, which keeps some in float32."""
 CHANNELS_LAST_SAVES = {"cuda": 0.1, "cpu": 0.15}
@@ -56,6 +62,8 @@ class Case:
     """The host's own time for the step, without the profiler; None where it was not measured."""
     few_ms: float | None = None
     """A step with next to no work for the device; None where there was none."""
+    few_device_ms: float | None = None
+    """The device's own time in that step, with its queue kept full."""
     device_ms: float | None = None
     """The device's own time with its queue kept full; None where it was not measured."""
     arm: ArmSpec | None
@@ -96,7 +104,15 @@ class Case:
 
     @property
     def pace(self) -> Pace:
-        return pace_of(self.analysis, self.step_ms, self.host_ms, few_ms=self.few_ms, device_ms=self.device_ms)
+        return pace_of(
+            self.analysis,
+            self.step_ms,
+            self.host_ms,
+            few_ms=self.few_ms,
+            device_ms=self.device_ms,
+            few_device_ms=self.few_device_ms,
+            few_share=FEW / self.batch if self.batch > FEW else 0.0,
+        )
 
     @property
     def launch_ms(self) -> float:
@@ -164,7 +180,7 @@ def _basis(case: Case, hint: _Hint) -> str:
         words.append(f"About {format_number(least)}x if what products lose today beside it takes as long as now.")
     if case.on_cuda and hint.device_saved_ms > 0:
         host = pace.host_ms * (1 - hint.host_saves)
-        if host > hint.work * pace.device_ms - hint.device_saved_ms:
+        if host > pace.device_at(hint.work) - hint.device_saved_ms:
             words.append(f"The host's {format_ms(host)} then set the pace.")
         elif not pace.knows_host:
             words.append("The host's own time is not known; it may set the pace before that.")
@@ -236,7 +252,9 @@ def precision(case: Case) -> Iterator[_Hint]:
         else:
             saved = case.scale * (found.before_ms - found.after_ms)
             basis = _by_ceilings(found)
-        casts = 0
+        casts, fewer = 0, _fewer_launches(case) if today == "fp32" else 0.0
+        if fewer:
+            basis += f" Products that are not taken apart need {format_count(round(fewer), 'launch', 'launches')} less."
         if name == "bf16":
             casts, cast_ms = _casts(case)
             saved += HALF_BYTES_SAVES * case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING) - cast_ms
@@ -249,7 +267,7 @@ def precision(case: Case) -> Iterator[_Hint]:
             {"precision": name},
             device_saved_ms=saved,
             device_least_ms=saved - lost if lost else None,
-            host_saves=-casts / case.analysis.launches if case.analysis.launches else 0.0,
+            host_saves=(fewer - casts) / case.analysis.launches if case.analysis.launches else 0.0,
             at_most=found is not None,
         )
 
@@ -258,6 +276,15 @@ def _casts(case: Case) -> tuple[int, float]:
     """How many casts autocast adds for the weights, and in training for their gradients, and their ms."""
     passes = 2 if case.mode == "train" else 1
     return passes * case.num_weight_tensors, pass_ms(case.roofline, passes * CAST_BYTES * case.num_weights)
+
+
+def _fewer_launches(case: Case) -> float:
+    """How many launches of a step are more than products on tensor cores have; recurrent layers keep theirs."""
+    names = set(PRODUCTS) - {kind.RECURRENT}
+    seen = sum(row.calls for row in case.analysis.kernels if row.category in names)
+    # Operators without time of their own are those that call others.
+    expected = sum(row.calls for row in case.analysis.ops if row.category in names and row.ms > 0)
+    return max(0.0, seen - TENSOR_CORE_LAUNCHES * expected)
 
 
 def _by_ceilings(found: Faster) -> str:
@@ -335,10 +362,11 @@ def kernels(case: Case) -> Iterator[_Hint]:
     yield _Hint(
         "kernels",
         f"Recurrent layers take {_share(time, case)}, and Hotlap has a kernel for them.",
-        f"Recurrent time as measured; {format_percent(KERNELS_SAVE)} of it is assumed.",
+        f"Recurrent time as measured; {format_percent(KERNELS_SAVE)} of it is assumed, and "
+        f"{format_percent(KERNELS_SAVE_HOST)} of the host's time for it.",
         {"kernels": True},
         device_saved_ms=KERNELS_SAVE * time,
-        host_saves=KERNELS_SAVE * case.host_share(kind.RECURRENT),
+        host_saves=KERNELS_SAVE_HOST * case.host_share(kind.RECURRENT),
     )
 
 
@@ -400,11 +428,12 @@ def syncs(case: Case) -> Iterator[_Hint]:
 def larger_batch(case: Case) -> Iterator[_Hint]:
     if not case.on_cuda or not case.batch:
         return
-    time = case.launch_ms
+    time, fixed = case.launch_ms, case.pace.fixed_ms
+    grows = f"the device's time, but for {format_ms(fixed)} that does not grow," if fixed else "the device's time"
     yield _Hint(
         f"batch {2 * case.batch}",
         f"The device waits {_share(time, case)} for launches, which a larger batch does not have more of.",
-        "Twice the device's time and waits, the host's once; gain in samples a second.",
+        f"Twice {grows} and waits, the host's time once; gain in samples a second.",
         {"batch": 2 * case.batch},
         work=2.0,
     )

@@ -33,6 +33,8 @@ class Pace:
     """The device idle for a result that the host waited for, for the loader, for copies that the host prepared."""
     knows_host: bool
     """Whether the host's time was measured, or follows from its being the longer one."""
+    fixed_ms: float = 0.0
+    """Of the device's work, what does not grow with the samples."""
 
     @property
     def rest_ms(self) -> float:
@@ -43,25 +45,30 @@ class Pace:
     def host_paces(self) -> bool:
         return self.host_ms > self.device_ms
 
+    def device_at(self, work: float) -> float:
+        """The device's work with so many times the samples."""
+        return self.fixed_ms + work * (self.device_ms - self.fixed_ms)
+
     def after(
         self, *, device_saved_ms: float = 0.0, host_saves: float = 0.0, waits_saved_ms: float = 0.0, work: float = 1.0
     ) -> float:
         """The step's ms after a change.
 
         ``host_saves`` is a share of the host's time, less than 0 where the change adds launches. ``work`` is how many
-        times as much the device has to do in a step: more samples, but no more launches.
+        times as many samples a step has, with no more launches.
         """
-        host, device = self.host_ms * (1 - host_saves), work * self.device_ms - device_saved_ms
+        host, device = self.host_ms * (1 - host_saves), self.device_at(work) - device_saved_ms
         rest = self.rest_ms * (1 - max(host_saves, 0.0))
         return max(host, device) + work * self.waits_ms - waits_saved_ms + rest
 
 
 def pace_of(
     analysis: Analysis, step_ms: float, host_ms: float | None, *, few_ms: float | None = None,
-    device_ms: float | None = None,
+    device_ms: float | None = None, few_device_ms: float | None = None, few_share: float = 0.0,
 ) -> Pace:  # fmt: skip
     """The step as it was traced, less what the profiler added; as far as measured, ``host_ms`` until its call returned,
-    ``few_ms`` of a step with next to no work for the device, and ``device_ms`` of the device with its queue kept full.
+    ``few_ms`` of a step with next to no work for the device, and ``device_ms`` and ``few_device_ms`` of the device in
+    each of the two, with its queue kept full. ``few_share`` of the samples are in the step with few.
     """
     idle = {part.name: part.ms for part in analysis.idle}
     if not analysis.on_device:
@@ -80,7 +87,12 @@ def pace_of(
             host = min(few_ms, longest) if analysis.syncs else min(host, few_ms)
     else:
         host = longest if known else 0.0
-    return Pace(step_ms=step_ms, host_ms=host, device_ms=device, waits_ms=waits, knows_host=known)
+    # The line through two batches; what it begins with is the same for any.
+    slope = (device - min(few_device_ms or 0.0, device)) / (1 - few_share)
+    fixed = max(device - slope, 0.0)
+    return Pace(
+        step_ms=step_ms, host_ms=host, device_ms=device, waits_ms=waits, knows_host=known, fixed_ms=fixed
+    )  # fmt: skip
 
 
 def launch_ms(analysis: Analysis, step_ms: float) -> float:
