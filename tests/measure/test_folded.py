@@ -70,6 +70,18 @@ def test_a_norm_is_folded_only_where_nothing_else_reads_its_convolution(kind, nu
     assert found.num_norms == num_norms == 1 - sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
 
 
+def test_a_norm_that_does_more_than_a_norm_stays():
+    class Louder(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Louder(4)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    want = model(x)
+    assert fold_norms(model, lambda: model(x)).num_norms == 0
+    assert torch.equal(model(x), want)
+
+
 def test_every_norm_of_a_unet_goes_and_the_outputs_stay(device, plain_float32):
     workload = unet(width=8, size=32)
     model = trained(workload.build_model()).to(device, memory_format=torch.channels_last)

@@ -158,7 +158,8 @@ class _Calls:
 
     def reader(self, tensor: int, kinds: tuple[type, ...]) -> Any:
         """The layer of these kinds that takes a tensor, if it is called only this once."""
-        found = [m for m in self.taken.get(tensor, []) if isinstance(m, kinds) and len(self.given[m]) == 1]
+        # Of these kinds themselves: a class that was made from one of them may do more than it.
+        found = [m for m in self.taken.get(tensor, []) if type(m) in kinds and len(self.given[m]) == 1]
         return found[0] if found else None
 
 
