@@ -38,7 +38,7 @@ from hotlap.segment.cells import cells
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instance_metrics import score_image, summarise
 from hotlap.segment.instances import SplitConfig, split
-from hotlap.segment.network import load_predictor
+from hotlap.segment.predictor import load_predictor
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.tiles import TileConfig, predict_maps
 
