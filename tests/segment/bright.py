@@ -27,7 +27,7 @@ class Bright(nn.Module):
 def bright_predictor(device: str | torch.device = "cpu", arm: str = "", **options) -> Predictor:
     """Warmed up already, so that ``seen`` holds pictures only."""
     made = Predictor(Bright(), arm=arm_on(arm, str(device)), name="bright", digest="bright", **options)
-    made.load(1, 64, 64)
+    made.load(made.batch, 64, 64)
     made.model.seen.clear()
     return made
 

@@ -188,6 +188,23 @@ def test_a_recorded_arm_finds_the_same_objects(device):
         np.testing.assert_array_equal(got.labels > 0, truth > 0)
 
 
+@pytest.mark.parametrize("arm", ["cpu", "cpu:channels_last"])
+def test_tiles_reach_the_network_in_the_layout_of_the_arm(warm_all, arm):
+    """Also while warming up: for another layout all would be compiled again."""
+    seen = []
+
+    class Watched(Bright):
+        def forward(self, image):
+            seen.append((image.is_contiguous(), image.is_contiguous(memory_format=torch.channels_last)))
+            return super().forward(image)
+
+    spec = dataclasses.replace(warm_all, channels_last=arm != "cpu")
+    predictor, tiles = Predictor(Watched(), arm=spec, batch=4), some_tiles(3)
+    first = predictor(tiles)
+    torch.testing.assert_close(predictor(tiles.contiguous(memory_format=torch.channels_last)), first)
+    assert len(seen) == 5 and set(seen) == {(arm == "cpu", arm != "cpu")}
+
+
 def test_scores_are_probabilities_even_between_0_and_1():
     class Quarter(torch.nn.Module):
         def forward(self, image):

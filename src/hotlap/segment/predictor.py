@@ -86,7 +86,8 @@ class Predictor:
             self._emit(events.note(f"Warming up {self.arm.name} at batch {rows}{wait}."))
         chance = rng_state()  # what is loaded seeds everything, which is not for a caller to notice
         try:
-            loaded = _Loaded(_Tiles(self.name, lambda: self.model, shape, rows), self.arm, rows, first)
+            layout = torch.channels_last if self.arm.channels_last else torch.contiguous_format
+            loaded = _Loaded(_Tiles(self.name, lambda: self.model, shape, layout), self.arm, rows, first)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except (RuntimeError, MemoryError, OutOfMemory) as error:
@@ -130,11 +131,21 @@ class Predictor:
 
 
 class _Tiles(TileWorkload):
-    """Tiles that need not be square."""
+    """Tiles that need not be square, and reach the network in the arm's own layout, whichever they come in.
 
-    def __init__(self, name: str, build: Callable[[], nn.Module], shape: tuple[int, int], batch: int) -> None:
-        super().__init__(name, build, max(shape), batch)
-        self._shape = shape
+    Pictures have their channels last, and examples for warming up do not: what is compiled for the one would be
+    compiled again for the other, and a plain arm would not run as it was measured.
+    """
+
+    def __init__(
+        self, name: str, build: Callable[[], nn.Module], shape: tuple[int, int], layout: torch.memory_format
+    ) -> None:
+        super().__init__(name, build, max(shape), 1)
+        self._shape, self._layout = shape, layout
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        maps: Tensor = model(batch["image"].contiguous(memory_format=self._layout))
+        return maps
 
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
         tiles = torch.randint(256, (n, *self._shape, 3), generator=generator, dtype=torch.uint8)
