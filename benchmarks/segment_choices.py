@@ -38,8 +38,8 @@ from hotlap.segment.cells import cells
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instance_metrics import score_image, summarise
 from hotlap.segment.instances import SplitConfig, split
-from hotlap.segment.network import load_predictor
 from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predictor import load_predictor
 from hotlap.segment.tiles import TileConfig, predict_maps
 
 THRESHOLDS = (0.4, 0.5, 0.6)
@@ -84,7 +84,11 @@ def train_head(args: argparse.Namespace, config: TrainConfig, head: str, steps: 
 def seen(args: argparse.Namespace, head: str, images: list[InstanceImage]) -> list[tuple[Array, Array]]:
     """The true labels and the predicted maps of the validation part."""
     torch.backends.cudnn.benchmark = False  # pictures come in many sizes
-    net = load_predictor(SegmentPredictConfig(folder=args.out, model=str(args.out / head), device=args.device))
+    net = load_predictor(
+        SegmentPredictConfig(
+            folder=args.out, model=str(args.out / head), device=args.device, tuned=False, batch=args.batch
+        )
+    )
     read = [image.read() for image in images]
     tiles = TileConfig(multiple=32, batch=args.batch)
     found = dict(predict_maps((normalise(pixels) for pixels, _ in read), net, tiles))

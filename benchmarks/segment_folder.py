@@ -6,8 +6,8 @@ A network that has learned drawn cells for some steps, or has the weights of a t
 folder of pictures as ``hotlap segment predict`` does: read, tiles, network, objects told apart, outlined, measured,
 written. Seconds of the main thread are counted as the command counts them: waiting for pictures, in the network,
 waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
-core, step by step, and how many pictures a second the network alone takes at the same batch. The first pictures warm up
-and are not counted.
+core, step by step, and how many pictures a second the network alone takes at the same batch on the same arm, and which
+share of that the folder reached. The first pictures warm up and are not counted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import normalise
 from hotlap.engine.parts import pick_device
 from hotlap.kernels.instances.op import trace
+from hotlap.measure.loaded_workload import arm_on
 from hotlap.measure.weights import with_weights
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
@@ -39,13 +40,14 @@ from hotlap.segment.cells import cells
 from hotlap.segment.contours import outlines
 from hotlap.segment.exports import picture_files
 from hotlap.segment.instances import split
-from hotlap.segment.network import Predictor
 from hotlap.segment.objects import measure_objects
 from hotlap.segment.predict import segment_maps
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
+from hotlap.segment.predictor import Predictor
 
 ASKED_SHARE = 0.25
+ON_CARD = "cuda:bf16+cudnn_benchmark+graph"
 DISTINCT = 8
 """Drawing is slow: pictures are repeated under other names."""
 
@@ -73,7 +75,7 @@ def one_picture(predictor: Predictor, size: int, formats: tuple[str, ...]) -> di
     """What the results of one picture cost one core."""
     pixels = draw_cells(0, size=size, seed=0)[0]
     tile = torch.from_numpy(normalise(pixels)).permute(2, 0, 1)[None]
-    maps = predictor(tile)[0].cpu().numpy()
+    maps = predictor(tile)[0].float().cpu().numpy()
     found, names = segment_maps(maps, predictor.names), predictor.names
     rings = trace(found.labels)
     return {
@@ -111,11 +113,8 @@ def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
     else:
         workload = learned(workload, args.steps, 60.0)
     batch = read_batch_size(args.batch_sizes, model) if args.batch_sizes else args.batch
-    torch.backends.cudnn.benchmark = True
-    predictor = Predictor(
-        workload.build_model(), device=device, precision="bf16" if device.type == "cuda" else "fp32",
-        channels_last=device.type == "cuda", name=model, digest=model,
-    )  # fmt: skip
+    arm = arm_on(args.arm or (ON_CARD if device.type == "cuda" else "cpu"), str(device))
+    predictor = Predictor(workload.build_model(), arm=arm, batch=batch, name=model, digest=model)
     formats = tuple(args.formats.split(","))
     with tempfile.TemporaryDirectory() as folder:
         for name, count in (("warm", batch), ("pictures", args.pictures)):
@@ -126,13 +125,16 @@ def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
             )  # fmt: skip
             found = predict_folder(config, predictor=predictor)
     seconds = found.seconds
+    alone = network_alone(predictor, batch, args.size, 2.0)
     return {
+        "arm": arm.name,
         "batch": batch,
         "pictures": found.num_images,
         "objects": found.num_objects,
         "seconds": seconds,
         "pictures_per_s": found.num_images / seconds["wall"],
-        "network_alone_per_s": network_alone(predictor, batch, args.size, 2.0),
+        "network_alone_per_s": alone,
+        "of_network_alone": found.num_images / seconds["wall"] / alone,
         "results_share": seconds["results"] / seconds["wall"],
         "one_picture": one_picture(predictor, args.size, formats),
     }
@@ -143,9 +145,9 @@ def tell(model: str, answer: dict[str, Any]) -> None:
     shares = ", ".join(f"{name} {answer['seconds'][name] / wall:.0%}" for name in ("read", "network", "results"))
     each = "  ".join(f"{name} {value:.4g}" for name, value in answer["one_picture"].items())
     word = "reached" if answer["results_share"] <= ASKED_SHARE else "MISSED"
-    print(f"{model} at batch {answer['batch']}: {answer['pictures_per_s']:.1f} pictures/s ({shares}); network alone "
-          f"{answer['network_alone_per_s']:.1f}; results at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}",
-          flush=True)  # fmt: skip
+    print(f"{model}, {answer['arm']} at batch {answer['batch']}: {answer['pictures_per_s']:.1f} pictures/s ({shares}), "
+          f"{answer['of_network_alone']:.0%} of the {answer['network_alone_per_s']:.1f} of the network alone; results "
+          f"at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}", flush=True)  # fmt: skip
 
 
 def main() -> int:
@@ -154,6 +156,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=int, default=256)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=0)
+    parser.add_argument("--arm", default="", help=f"how the network runs; by default {ON_CARD} on a card, else cpu")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--batch-sizes", type=Path, help="of 'hotlap tune --export', in place of --batch")
     parser.add_argument("--formats", default="labels,csv")

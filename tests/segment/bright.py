@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hotlap.segment.network import Predictor
+from hotlap.measure.loaded_workload import arm_on
+from hotlap.segment.predictor import Predictor
 
 
 class Bright(nn.Module):
@@ -23,8 +24,12 @@ class Bright(nn.Module):
         return torch.cat([20 * (grey - 0.5), 20 * (F.avg_pool2d(grey, 5, 1, 2) - 0.9)], dim=1)
 
 
-def bright_predictor(device: str | torch.device = "cpu", **options) -> Predictor:
-    return Predictor(Bright(), device=torch.device(device), name="bright", digest="bright", **options)
+def bright_predictor(device: str | torch.device = "cpu", arm: str = "", **options) -> Predictor:
+    """Warmed up already, so that ``seen`` holds pictures only."""
+    made = Predictor(Bright(), arm=arm_on(arm, str(device)), name="bright", digest="bright", **options)
+    made.load(made.batch, 64, 64)
+    made.model.seen.clear()
+    return made
 
 
 def discs(height: int, width: int, *given: tuple[float, float, float]) -> np.ndarray:

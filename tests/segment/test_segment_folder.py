@@ -195,7 +195,7 @@ def test_tables_keep_what_was_finished_before_when_a_later_run_fails(folder):
     table = (config.out / "objects.csv").read_bytes()
     sizes = folder.parent / "none.json"
     with pytest.raises(DataError, match=r"none\.json' cannot be read"):
-        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+        predict_folder(settings(folder, batch=None, batch_sizes=sizes), predictor=bright_predictor())
     assert (config.out / "objects.csv").read_bytes() == table
     Image.fromarray(as_picture(TRUTH["a"])[..., 0]).save(folder / "0.png")  # comes before the finished ones
     failing = bright_predictor()
@@ -311,7 +311,7 @@ def test_an_answer_that_is_no_number_is_not_taken_for_an_empty_picture(folder):
     config = settings(folder, batch=1, workers=1)
     answer = predict_folder(config, predictor=predictor)
     ((file, reason),) = answer.bad.items()
-    assert "the network's answer is NaN at " in reason and "precision fp32" in reason
+    assert "the network's answer is NaN at " in reason and "an arm of fp32" in reason
     assert answer.num_images == 2 and answer.exit_code == 1
     assert f"{Path(file).stem}.json" not in {path.name for path in (config.out / "done").iterdir()}
     assert predict_folder(config, predictor=bright_predictor()).num_images == 1
@@ -334,8 +334,11 @@ def test_the_tuned_batch_reaches_the_network(folder):
     sizes = folder.parent / "batch_sizes.json"
     sizes.write_text(json.dumps({"batch_configurations": {"bright": {"optimal_batch_size": 5}}}))
     predictor = bright_predictor()
-    predict_folder(settings(folder, batch=1, batch_sizes=sizes), predictor=predictor)
+    predict_folder(settings(folder, batch=None, batch_sizes=sizes), predictor=predictor)
     assert (5, 3, 64, 64) in predictor.model.seen and max(shape[0] for shape in predictor.model.seen) == 5
+    predictor.model.seen.clear()
+    predict_folder(settings(folder, batch=4, batch_sizes=sizes, redo=True), predictor=predictor)
+    assert max(shape[0] for shape in predictor.model.seen) == 4, "the user's own wins"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +351,7 @@ def test_batch_sizes_that_will_not_do_are_named(folder, content, words):
     sizes = folder.parent / "batch_sizes.json"
     sizes.write_text(content)
     with pytest.raises(UsageError, match=words):
-        predict_folder(settings(folder, batch_sizes=sizes), predictor=bright_predictor())
+        predict_folder(settings(folder, batch=None, batch_sizes=sizes), predictor=bright_predictor())
 
 
 def test_without_numba_the_results_are_the_same_and_the_user_is_told(folder, monkeypatch):

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bright import Bright, as_picture, bright_predictor, discs
+from bright import as_picture, bright_predictor, discs
 
-from hotlap.base.errors import ConfigError, OutOfMemory, UsageError
+from hotlap.base.errors import ConfigError, UsageError
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.nets import NETS, build_head, build_net
-from hotlap.segment.network import Predictor, find_weights, load_net, load_predictor, recognise
+from hotlap.segment.network import find_weights, load_net, recognise
 from hotlap.segment.predict import ManyConfig, predict_many
 from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predictor import load_predictor
 from hotlap.segment.tiles import TileConfig
 
 pytest.importorskip("numba")
@@ -65,33 +66,6 @@ def test_settings_reach_the_results():
     assert len(loose.outlines[0].parts[0].outer) < len(got.outlines[0].parts[0].outer)
 
 
-def test_scores_are_probabilities_even_between_0_and_1():
-    predictor = Predictor(torch.nn.Identity(), names=("foreground",), device=torch.device("cpu"))
-    assert predictor(torch.full((1, 1, 2, 2), 0.25)).flatten()[0] == pytest.approx(0.562, abs=1e-3)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_precision_and_layout_change_nothing_much(device, precision, channels_last):
-    net = build_net("unet", maps=2, width=4)
-    tiles = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    plain = Predictor(net, device=torch.device("cpu"))(tiles)
-    other = Predictor(net, device=device, precision=precision, channels_last=channels_last)(tiles)
-    assert other.dtype == torch.float32 and other.device.type == device.type
-    assert (other.cpu() - plain).abs().max() < 0.05  # bf16 keeps 8 bits, and two scores are far from steep here
-
-
-def test_too_little_memory_says_what_did_not_fit(monkeypatch):
-    predictor = bright_predictor()
-
-    def full(image):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Bright, "forward", lambda self, image: full(image))
-    with pytest.raises(OutOfMemory, match=r"batch = 4 tiles of 64x64 do not fit the memory of cpu.*--batch"):
-        predict_many([as_picture(discs(64, 64))] * 4, predictor, MANY)
-
-
 @pytest.mark.parametrize(
     ("name", "width", "maps"), [("hrnet", 9, 2), ("resunet-small", 8, 1), ("ma-resunet", 4, 2), ("unet", 3, 3)]
 )
@@ -109,7 +83,7 @@ def test_the_head_is_recognised_by_the_weights(tmp_path, head):
     torch.save(build_head("unet", head, width=3).state_dict(), tmp_path / "weights.pt")
     predictor = load_predictor(SegmentPredictConfig(folder=tmp_path, model=str(tmp_path), device="cpu"))
     assert predictor.names == HEADS[head]
-    assert predictor(torch.zeros(1, 3, 32, 32)).shape[1] == len(HEADS[head])
+    assert predictor(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape[1] == len(HEADS[head])
 
 
 def saved(path, name="unet", width=3, maps=2):

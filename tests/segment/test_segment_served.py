@@ -16,10 +16,10 @@ from hotlap.measure.servable import ModelSpec
 from hotlap.segment import instances
 from hotlap.segment.heads import HEADS
 from hotlap.segment.nets import build_head, build_net
-from hotlap.segment.network import load_predictor
 from hotlap.segment.objects import COLUMNS
 from hotlap.segment.predict import ManyConfig, predict_many
 from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predictor import load_predictor
 from hotlap.segment.served import SegmentServable, UNetServable
 from hotlap.segment.tiles import TileConfig
 

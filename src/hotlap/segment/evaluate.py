@@ -46,10 +46,8 @@ class SegmentEvalConfig:
     """Which images: every fifth by name, the others, or all."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Numbers that the network computes with."""
-    channels_last: bool = False
-    """Images in NHWC order."""
+    arm: str = ""
+    """How the network runs, as cuda:bf16+channels_last; by default plain float32, so that scores can be compared."""
     batch: int = 8
     """Tiles that go through the network together."""
     tile: int = 1024
@@ -87,7 +85,7 @@ def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     if str(config.data) in ("", "."):
         raise ConfigError("no data was given", remedy="Name a folder, as in 'hotlap segment eval cells --model out'")
     images = _chosen(config)
-    predict, maps_seen = _predictor(config)
+    predict, maps_seen = _predictor(config, emit)
     _make_folder(config.out)
     began = time.perf_counter()
     judged: dict[int, tuple[Any, Array]] = {}
@@ -148,12 +146,12 @@ class _Reader:
 Predictor = Callable[[Iterable[Array]], Iterator[tuple[int, Array]]]
 
 
-def _predictor(config: SegmentEvalConfig) -> tuple[Predictor, tuple[str, ...]]:
+def _predictor(config: SegmentEvalConfig, emit: Emit) -> tuple[Predictor, tuple[str, ...]]:
     """What gives the maps [M, H, W] of each picture with its number, in any order; and which maps they are."""
     if config.model == OTSU:
         return _by_threshold, (FOREGROUND,)
-    from hotlap.segment.network import load_predictor
     from hotlap.segment.predict_config import SegmentPredictConfig
+    from hotlap.segment.predictor import load_predictor
     from hotlap.segment.tiles import TileConfig, predict_maps
 
     tiles = TileConfig(tile=config.tile, overlap=min(128, config.tile // 4), multiple=32, batch=config.batch)
@@ -163,9 +161,11 @@ def _predictor(config: SegmentEvalConfig) -> tuple[Predictor, tuple[str, ...]]:
             model=config.model,
             weights=config.weights,
             device=config.device,
-            precision=config.precision,
-            channels_last=config.channels_last,
-        )
+            arm=config.arm,
+            tuned=False,
+            batch=config.batch,
+        ),
+        emit,
     )
     return lambda pictures: predict_maps(pictures, net, tiles), net.names
 

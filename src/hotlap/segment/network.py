@@ -1,85 +1,24 @@
-"""A trained network ready to look at tiles: recognised by its weights, with its maps as probabilities."""
+"""A trained network, found and recognised by its weights."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import ConfigError, OutOfMemory, UsageError
+from hotlap.base.errors import ConfigError, UsageError
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import CHECKPOINTS
-from hotlap.engine.parts import pick_device
 from hotlap.measure.weights import load_weights, read_weights
 from hotlap.segment.app import WEIGHTS
 from hotlap.segment.heads import HEADS, MARK, marked_head, usual_head
 from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net
 from hotlap.segment.predict_config import SegmentPredictConfig
-from hotlap.segment.targets import MAPS
-
-_TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Predictor:
-    """Tiles [n, 3, h, w], bytes or in [0, 1], become probabilities [n, M, h, w] of the maps ``names`` on its device."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        names: tuple[str, ...] = MAPS,
-        device: torch.device,
-        precision: str = "fp32",
-        channels_last: bool = False,
-        name: str = "",
-        digest: str = "",
-    ) -> None:
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
-        self.names, self.device, self.layout = names, device, layout
-        self.dtype = _TYPES[precision]
-        self.name = name
-        self.digest = digest
-        """Of the weights: results of other weights are other results."""
-
-    def __call__(self, tiles: Tensor) -> Tensor:
-        """Scores always go through the sigmoid, whatever their values are."""
-        on_card = self.device.type == "cuda"
-        cast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
-        try:
-            with torch.inference_mode(), cast:
-                given = tiles.pin_memory().to(self.device, non_blocking=True) if on_card else tiles
-                given = given.contiguous(memory_format=self.layout)
-                given = given.float().div_(255) if given.dtype == torch.uint8 else given
-                return torch.sigmoid(self.model(given).float())
-        except torch.OutOfMemoryError as error:
-            count, _, height, width = tiles.shape
-            raise OutOfMemory(
-                f"batch = {count} tiles of {height}x{width} do not fit the memory of {self.device}",
-                remedy="Give a smaller --batch or --tile; what was finished is kept",
-            ) from error
-
-
-def load_predictor(config: SegmentPredictConfig) -> Predictor:
-    """The network that the settings name, with its trained weights."""
-    file = find_weights(config)
-    named = config.model if config.weights is not None else None
-    net = load_net(file, named, config.width)
-    return Predictor(
-        net.model,
-        names=net.names,
-        device=pick_device(config.device),
-        precision=config.precision,
-        channels_last=config.channels_last,
-        name=net.name,
-        digest=net.digest,
-    )
 
 
 @dataclass(frozen=True)

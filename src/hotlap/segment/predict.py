@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from hotlap.data.outline import Outline
 from hotlap.kernels.instances.op import trace
 from hotlap.segment.contours import outlines
 from hotlap.segment.instances import SplitConfig, split
-from hotlap.segment.network import Predictor
 from hotlap.segment.objects import ObjectMetrics, measure_objects
 from hotlap.segment.tiles import TileConfig, predict_maps
+
+if TYPE_CHECKING:
+    from hotlap.segment.predictor import Predictor
 
 T = TypeVar("T")
 
@@ -72,7 +74,7 @@ def check_maps(maps: np.ndarray) -> None:  # [M, H, W]
         raise DataError(
             f"the network's answer is NaN at {np.count_nonzero(np.isnan(maps))} of {maps.size} places",
             expected="probabilities",
-            remedy="Use precision fp32 or bf16 where it was fp16; else the weights are damaged",
+            remedy="Use an arm of fp32 or bf16 where it was fp16; else the weights are damaged",
         )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hotlap.base.errors import ConfigError, did_you_mean
 from hotlap.data.micrograph import MOST_PIXELS
+from hotlap.measure.arms import parse_arm
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.tiles import TileConfig
 
@@ -44,20 +44,22 @@ class SegmentPredictConfig:
     """Micrometres per pixel; measurements are then in micrometres."""
     category: str = "cell"
     """What the objects are called in COCO and GeoJSON."""
-    batch: int = 8
-    """Tiles that go through the network together, of whichever pictures they are."""
+    batch: int | None = None
+    """Tiles that go through the network together, of whichever pictures they are; by default the batch of
+    --batch-sizes, else of the tuned profile, else 8."""
     batch_sizes: Path | None = None
-    """A batch_sizes.json of 'hotlap tune --export'; the network's tuned batch in it takes the place of --batch."""
+    """A batch_sizes.json of 'hotlap tune --export', which holds the network's tuned batch."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
     overlap: int = 128
     """Pixels that neighbouring tiles share."""
     device: str = "auto"
-    """auto (a card that torch can use, else the CPU), cpu, cuda or cuda:1."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Numbers that the network computes with."""
-    channels_last: bool = False
-    """Whether the network's images have their channels last in memory, which suits tensor cores."""
+    """auto (that of --arm, else a card that torch can use, else the CPU), cpu, cuda or cuda:1."""
+    tuned: bool = True
+    """Whether the tuned profile of the network decides its batch, precision and compilation."""
+    arm: str = ""
+    """How the network runs, as cuda:bf16+channels_last+graph; by default that of the tuned profile, else plain
+    float32."""
     workers: int = 0
     """Threads that read pictures, and as many that work on results; 0 for as many as there are cores, at most 16."""
     most_pixels: int = MOST_PIXELS
@@ -74,10 +76,12 @@ class SegmentPredictConfig:
         if self.um_per_px is not None and not 0 < self.um_per_px < float("inf"):
             raise ConfigError(f"um_per_px = {self.um_per_px} is not valid", expected="a number above 0")
         for name, least in {"batch": 1, "workers": 0, "most_pixels": 1}.items():
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {least}")
         self.split()
-        self.tiles(self.batch)
+        self.tiles(self.batch or 1)
+        if self.arm:
+            check_arm(self.arm)
 
     def tiles(self, batch: int) -> TileConfig:
         """How pictures are cut, with so many tiles to a batch."""
@@ -88,3 +92,15 @@ class SegmentPredictConfig:
         return SplitConfig(
             threshold=self.threshold, seed_threshold=self.seed_threshold, merge=self.merge, min_area=self.min_area
         )
+
+
+def check_arm(text: str) -> None:
+    """Refuses arms that a network cannot run tiles of any size on, and those that say what another setting says."""
+    arm = parse_arm(text)
+    if arm.form or arm.tuned:
+        raise ConfigError(
+            f"arm = {text!r}: {arm.form or 'tuned'} has no meaning here",
+            expected="an arm that runs the network itself, on tiles of any size",
+        )
+    if arm.batch:
+        raise ConfigError(f"arm = {text!r} says the batch", remedy=f"Leave it out, and give --batch {arm.batch}")

@@ -14,20 +14,20 @@ import numpy as np
 from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, DataError
 from hotlap.base.events import Emit, ignore
-from hotlap.data.batch_sizes import read_batch_size
 from hotlap.data.object_table import require_openpyxl
 from hotlap.kernels.instances.op import choose_impl
 from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
 from hotlap.segment.exports import picture_entry, picture_files, write_tables
-from hotlap.segment.network import Predictor, load_predictor
 from hotlap.segment.predict import Beside, ManyConfig, segment_maps, timed
 from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predictor import Predictor, chosen_batch, load_predictor
 from hotlap.segment.reading import Bad, Finished, Loaded, Reader
 from hotlap.segment.tiles import TileConfig, predict_maps
 
 TASK = "predict"
 _MOST_WORKERS = 16
+_WORTH_TELLING_S = 1.0
 _REMEDY = "pip install 'hotlap[segment]'"
 
 
@@ -47,7 +47,8 @@ class PredictedFolder:
     """Files of all pictures together."""
     out: str
     seconds: dict[str, float]
-    """wall, and of it: read (waiting for pictures), network, results (waiting for results)."""
+    """wall, and of it: read (waiting for pictures), network, results (waiting for results); beside it warm_up, in
+    which the network was loaded, recorded and compiled."""
 
     @property
     def exit_code(self) -> int:
@@ -59,6 +60,8 @@ class PredictedFolder:
         wall = self.seconds["wall"]
         shares = ", ".join(f"{name} {self.seconds[name] / wall:.0%}" for name in ("read", "network", "results"))
         speed = f", {self.num_images / wall:.3g} pictures/s ({shares})" if self.num_images and wall else ""
+        warm_up = self.seconds["warm_up"]
+        speed += f" after {warm_up:.3g} s of warm-up" if warm_up >= _WORTH_TELLING_S else ""
         before = f" ({self.num_before} were finished before)" if self.num_before else ""
         said = [f"{self.num_objects} objects in {self.num_images + self.num_before} pictures{before}{speed}"]
         said += [f"skipped {name}: {reason}" for name, reason in sorted(self.bad.items())]
@@ -105,13 +108,13 @@ def predict_folder(
     prepare(config.out)
     if "xlsx" in config.formats:
         require_openpyxl()
-    predictor = predictor or load_predictor(config)
-    batch = read_batch_size(config.batch_sizes, predictor.name) if config.batch_sizes else config.batch
+    predictor = predictor or load_predictor(config, emit)
+    batch = chosen_batch(config, predictor.name) or predictor.batch
     done = Done(config.out, _settings(config, predictor))
     for impl, reason in choose_impl().against.items():
         emit(events.warn(f"results take seconds a picture: impl={impl!r} cannot run here ({reason}); {_REMEDY}"))
-    emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.device}"))
-    began = perf_counter()
+    emit(events.start(TASK, len(files), f"{len(files)} files on {predictor.arm.name}"))
+    began, loaded_before = perf_counter(), predictor.load_s
     tally = _Tally()
     try:
         _run(config, config.tiles(batch), files, predictor, done, tally, emit)
@@ -128,7 +131,8 @@ def predict_folder(
         emit(events.finish(TASK))
     entries = _in_order(tally.entries)
     tables = write_tables(config.out, entries, config.formats, config.category)
-    wall = perf_counter() - began
+    warm_up = predictor.load_s - loaded_before
+    wall = perf_counter() - began - warm_up
     network = max(0.0, wall - tally.read_s - tally.results_s)
     return PredictedFolder(
         num_images=len(entries) - tally.num_before,
@@ -137,7 +141,13 @@ def predict_folder(
         bad=tally.bad,
         files=tuple(str(path) for path in tables),
         out=str(config.out),
-        seconds={"wall": wall, "read": tally.read_s, "network": network, "results": tally.results_s},
+        seconds={
+            "wall": wall,
+            "read": tally.read_s,
+            "network": network,
+            "results": tally.results_s,
+            "warm_up": warm_up,
+        },
     )
 
 
@@ -209,7 +219,7 @@ def _finish_one(
 
 def _settings(config: SegmentPredictConfig, predictor: Predictor) -> dict[str, Any]:
     """All that decides what the results are; where they are computed and how fast does not."""
-    names = ("formats", "simplify_px", "um_per_px", "category", "tile", "overlap", "precision")
-    split = config.split()
+    names = ("formats", "simplify_px", "um_per_px", "category", "tile", "overlap")
     chosen = {name: getattr(config, name) for name in names}
-    return {**chosen, "split": encode(split), "network": predictor.digest}
+    precision = predictor.arm.precision
+    return {**chosen, "precision": precision, "split": encode(config.split()), "network": predictor.digest}

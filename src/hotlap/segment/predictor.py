@@ -1,0 +1,250 @@
+"""A trained network on a device, run as an arm of the workbench: tiles go in, their maps stay where they were computed.
+
+It is loaded as the service loads it, so it runs as it was measured: padded, recorded, compiled. That happens when the
+first tiles come, with their very shape, so a folder with nothing left to do costs no minutes of compiling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotlap.base import events
+from hotlap.base.errors import OutOfMemory, UsageError
+from hotlap.base.events import Emit, ignore
+from hotlap.data.batch_sizes import read_batch_size
+from hotlap.device.memory import is_out_of_memory
+from hotlap.device.seed import rng_state, set_rng_state
+from hotlap.engine.parts import pick_device
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.fingerprint import Question, stored_profile
+from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
+from hotlap.measure.servable import Rows
+from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.segment.nets import SMP, WIDTHS
+from hotlap.segment.network import TrainedNet, find_weights, load_net, recognise
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.served import TileWorkload
+from hotlap.segment.targets import MAPS
+from hotlap.workload import Batch
+
+BATCH = 8
+"""Tiles that go through a network of which nothing better is known."""
+_SMALL = 64
+"""Side of the tile that tries out a network of which nothing is recorded or compiled for a shape."""
+
+
+class Predictor:
+    """Tiles [n, 3, h, w] of bytes, on the CPU, become probabilities [n, M, h, w] of the maps ``names`` on its device.
+
+    They have 16 bits where the arm computes with 16. Larger batches than ``batch`` are taken, too, as they are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        arm: ArmSpec,
+        batch: int = BATCH,
+        names: tuple[str, ...] = MAPS,
+        name: str = "",
+        digest: str = "",
+        emit: Emit = ignore,
+    ) -> None:
+        self.model, self.arm, self.names, self.name = model.eval(), arm, names, name
+        self.device = torch.device(arm.torch_device)
+        self.batch = batch
+        """Tiles that should go through together; less after :meth:`load` has found that they do not fit."""
+        self.digest = digest
+        """Of the weights: results of other weights are other results."""
+        self.load_s = 0.0
+        """Seconds that loading and warming up took, once that has happened."""
+        self._emit = emit
+        self._loaded: _Loaded | None = None
+        self._most: int | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the network is on its device."""
+        return self._loaded is not None
+
+    def load(self, num: int, height: int, width: int) -> _Loaded:
+        """Puts the network on its device and warms it up for so many tiles of this size, with half where it must."""
+        began = perf_counter()
+        # Such an arm does nothing for a shape beforehand, and on a CPU a full batch takes seconds.
+        plain = self.arm.device == "cpu" and not self.arm.compile
+        shape, first = ((_SMALL, _SMALL), 1) if plain else ((height, width), num)
+        rows = max(self.batch, num)
+        if not plain:
+            wait = "; compiling may take minutes" if self.arm.compile else ""
+            self._emit(events.note(f"Warming up {self.arm.name} at batch {rows}{wait}."))
+        chance = rng_state()  # what is loaded seeds everything, which is not for a caller to notice
+        try:
+            layout = torch.channels_last if self.arm.channels_last else torch.contiguous_format
+            loaded = _Loaded(_Tiles(self.name, lambda: self.model, shape, layout), self.arm, rows, first)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except (RuntimeError, MemoryError, OutOfMemory) as error:
+            if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"the network does not fit the memory of {self.device} with a tile of {height}x{width}",
+                remedy="Give a smaller --tile, or another --device",
+            ) from error
+        finally:
+            set_rng_state(chance)
+        if loaded.signature.rows < rows:
+            self.batch = self._most = loaded.signature.rows
+            self._emit(
+                events.warn(
+                    f"batch = {rows} tiles of {height}x{width} do not fit the memory of {self.device}: "
+                    f"{self.batch} go through the network together. --batch {self.batch} spares the attempt."
+                )
+            )
+        self._loaded = loaded
+        self.load_s = perf_counter() - began
+        return loaded
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        """Scores always go through the sigmoid, whatever their values are."""
+        if tiles.dtype != torch.uint8:
+            raise UsageError(f"tiles are {tiles.dtype}", expected="bytes, torch.uint8 from 0 to 255")
+        num, _, height, width = tiles.shape
+        loaded = self._loaded or self.load(num, height, width)
+        num = min(num, self._most or num)
+        try:
+            found = [loaded.begin([(part,)])()[0] for part in tiles.split(num)]
+            return found[0] if len(found) == 1 else torch.cat(found)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"batch = {num} tiles of {height}x{width} do not fit the memory of {self.device}",
+                remedy="Give a smaller --batch or --tile; what was finished is kept",
+            ) from error
+
+
+class _Tiles(TileWorkload):
+    """Tiles that need not be square, and reach the network in the arm's own layout, whichever they come in.
+
+    Pictures have their channels last, and examples for warming up do not: what is compiled for the one would be
+    compiled again for the other, and a plain arm would not run as it was measured.
+    """
+
+    def __init__(
+        self, name: str, build: Callable[[], nn.Module], shape: tuple[int, int], layout: torch.memory_format
+    ) -> None:
+        super().__init__(name, build, max(shape), 1)
+        self._shape, self._layout = shape, layout
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        maps: Tensor = model(batch["image"].contiguous(memory_format=self._layout))
+        return maps
+
+    def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
+        tiles = torch.randint(256, (n, *self._shape, 3), generator=generator, dtype=torch.uint8)
+        return {"image": tiles.permute(0, 3, 1, 2).to(device)}
+
+
+class _Loaded(LoadedWorkload):
+    """A network whose maps stay on the device, where those of a picture's tiles are blended."""
+
+    def __init__(self, workload: TileWorkload, arm: ArmSpec, rows: int, first: int) -> None:
+        self._first = first
+        super().__init__(workload, arm, rows, widen=False)
+
+    def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
+        """Known, and so nothing is run for it: that would be two tiles, without the casts that a folded arm needs."""
+        return [0], ["image"]
+
+    def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:
+        """Up to the first batch only: it is small where few pictures are left, for which no more need be compiled."""
+        asked = min(rows, 1 << (self._first - 1).bit_length() if self._pads else self._first)
+        fits, out = super()._warm(example, asked)
+        return rows if fits == asked else fits, out
+
+    def _returning(self, out: Tensor) -> Callable[[], Rows]:
+        return lambda: (out,)
+
+
+def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: ProfileStore | None = None) -> Predictor:
+    """The network that the settings name, with its trained weights, to run as its tuned profile or the settings say."""
+    device = _device(config)
+    file = find_weights(config)
+    net = load_net(file, config.model if config.weights is not None else None, config.width)
+    arm, batch = config.arm, chosen_batch(config, net.name)
+    if config.tuned and not arm:
+        profile = _profile(net, file, device, emit, store)
+        if profile is not None:
+            arm, batch = profile.arm, batch or _batch_of(profile, config.tile, emit)
+    return Predictor(
+        net.model,
+        arm=arm_on(arm, device),
+        batch=batch or BATCH,
+        names=net.names,
+        name=net.name,
+        digest=net.digest,
+        emit=emit,
+    )
+
+
+def chosen_batch(config: SegmentPredictConfig, name: str) -> int | None:
+    """The batch that the user has chosen for a network, here or in a file; None where it was left open."""
+    if config.batch is None and config.batch_sizes is not None:
+        return read_batch_size(config.batch_sizes, name)
+    return config.batch
+
+
+def _device(config: SegmentPredictConfig) -> str:
+    """The device that is meant; where it is left open, that of the arm."""
+    if not config.arm:
+        return str(pick_device(config.device))
+    arm = parse_arm(config.arm)
+    if config.device in ("auto", arm.device):
+        return str(pick_device(arm.torch_device))
+    kind, _, index = config.device.partition(":")
+    said = re.match(r"cuda:(\d+)", config.arm.strip())  # cuda alone leaves open which card
+    if kind in ("cpu", "cuda") and (kind != arm.device or (said and said[1] != index)):
+        raise UsageError(
+            f"arm = {config.arm!r} cannot run on device = {config.device!r}",
+            expected=f"an arm of {config.device}",
+            remedy="Or leave --device out: the arm says where",
+        )
+    return str(pick_device(config.device))
+
+
+def _profile(net: TrainedNet, file: Path, device: str, emit: Emit, store: ProfileStore | None) -> TunedProfile | None:
+    """The network's tuned profile for inference; what was found, stale or missing is said."""
+    target, options = net.name, dict[str, Any]()
+    if target.startswith(SMP):
+        target, options = "cells", {"model": net.name}
+    else:
+        _, width, _ = recognise(net.model.state_dict(), file, net.name)
+        options = {"width": width} if width != WIDTHS[net.name] else {}
+    question = Question(target=target, mode="infer", options=options, inputs=[], device=device)
+    profile, lines = stored_profile(question, emit, store)
+    if profile is None and not lines:
+        given = "".join(f" --set workload.{name}={value}" for name, value in options.items())
+        command = f"hotlap tune {target} --for infer{given}"
+        emit(events.note(f"Network {net.name!r} was never tuned here. {command!r} finds its arm and batch."))
+    return profile
+
+
+def _batch_of(profile: TunedProfile, tile: int, emit: Emit) -> int:
+    """The profile's batch; where it was measured with smaller images, as many tiles as have no more pixels."""
+    side = int(profile.key.signature.partition(":")[0].rpartition("x")[2])
+    if side >= tile:
+        return profile.batch
+    batch = max(1, profile.batch * side**2 // tile**2)
+    emit(
+        events.note(
+            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time."
+        )
+    )
+    return batch
