@@ -178,3 +178,27 @@ def test_a_warm_service_has_compiled_what_every_head_needs(monkeypatch):
         monkeypatch.setattr(instances, step.__name__, lambda *a, run=step: asked.append(run.__name__) or run(*a))
     SegmentServable(ModelSpec(name="m", target="cells")).warm_up()
     assert set(asked) == {"depth", "merge"}
+
+
+@pytest.mark.parametrize("arm", ["cpu", "cpu:channels_last"])
+def test_tiles_reach_the_network_in_the_layout_of_its_arm(weights, arm):
+    """Pictures have their channels last, and an arm that was measured without runs without."""
+    servable = SegmentServable(ModelSpec(name="cells", target="cells", options=TINY, weights=str(weights), arm=arm))
+    loaded = servable.load("cpu")
+    assert [taken.name for taken in loaded.signature.inputs] == ["image"]
+    seen = []
+    loaded._session.plain_model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    ask(servable, loaded, as_file(draw_cells(1, size=64, seed=0)[0]))
+    assert [tensor.is_contiguous() for tensor in seen] == [arm == "cpu"]
+
+
+def test_an_arm_whose_norms_are_folded_in_16_bits_is_served(weights):
+    """Its layers take nothing but 16 bits, also while the inputs are found out."""
+    body, maps = as_file(draw_cells(1, size=64, seed=0)[0]), []
+    for arm in ("cpu", "cpu:bf16+folded"):
+        spec = ModelSpec(name="cells", target="cells", options=TINY, weights=str(weights), arm=arm)
+        servable = SegmentServable(spec)
+        loaded = servable.load("cpu")
+        maps += loaded.run(servable.decode(body, {}, loaded.signature).rows)
+        assert [taken.name for taken in loaded.signature.inputs] == ["image"]
+    torch.testing.assert_close(maps[1].float(), maps[0], atol=0.05, rtol=0)

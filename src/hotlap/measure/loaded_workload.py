@@ -66,7 +66,8 @@ class LoadedWorkload:
 
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
         """Which tensors of a batch reach the model, and what its forward pass calls them; the others are targets."""
-        call = capture(self._workload, self._session.plain_model, example)
+        with self._session.autocast():  # layers that were folded are of 16 bits, and take nothing else
+            call = capture(self._workload, self._session.plain_model, example)
         known = {id(tensor): place for place, tensor in enumerate(tensors)}
         if all(id(tensor) in known for tensor in call.tensors):
             return [known[id(tensor)] for tensor in call.tensors], call.names

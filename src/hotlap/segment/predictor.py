@@ -32,7 +32,6 @@ from hotlap.segment.network import TrainedNet, find_weights, load_net, recognise
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.served import TileWorkload
 from hotlap.segment.targets import MAPS
-from hotlap.workload import Batch
 
 BATCH = 8
 """Tiles that go through a network of which nothing better is known."""
@@ -86,8 +85,8 @@ class Predictor:
             self._emit(events.note(f"Warming up {self.arm.name} at batch {rows}{wait}."))
         chance = rng_state()  # what is loaded seeds everything, which is not for a caller to notice
         try:
-            layout = torch.channels_last if self.arm.channels_last else torch.contiguous_format
-            loaded = _Loaded(_Tiles(self.name, lambda: self.model, shape, layout), self.arm, rows, first)
+            tiles = TileWorkload(self.name, lambda: self.model, self.arm, shape)
+            loaded = _Loaded(tiles, self.arm, rows, first)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except (RuntimeError, MemoryError, OutOfMemory) as error:
@@ -130,28 +129,6 @@ class Predictor:
             ) from error
 
 
-class _Tiles(TileWorkload):
-    """Tiles that need not be square, and reach the network in the arm's own layout, whichever they come in.
-
-    Pictures have their channels last, and examples for warming up do not: what is compiled for the one would be
-    compiled again for the other, and a plain arm would not run as it was measured.
-    """
-
-    def __init__(
-        self, name: str, build: Callable[[], nn.Module], shape: tuple[int, int], layout: torch.memory_format
-    ) -> None:
-        super().__init__(name, build, max(shape), 1)
-        self._shape, self._layout = shape, layout
-
-    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        maps: Tensor = model(batch["image"].contiguous(memory_format=self._layout))
-        return maps
-
-    def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
-        tiles = torch.randint(256, (n, *self._shape, 3), generator=generator, dtype=torch.uint8)
-        return {"image": tiles.permute(0, 3, 1, 2).to(device)}
-
-
 class _Loaded(LoadedWorkload):
     """A network whose maps stay on the device, where those of a picture's tiles are blended."""
 
@@ -160,7 +137,7 @@ class _Loaded(LoadedWorkload):
         super().__init__(workload, arm, rows, widen=False)
 
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
-        """Known, and so nothing is run for it: that would be two tiles, without the casts that a folded arm needs."""
+        """Known, and so nothing is run for it: that would be two tiles, where there may be room for one."""
         return [0], ["image"]
 
     def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.micrograph import normalise, pictures_in
+from hotlap.measure.arms import ArmSpec
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import OBJECTS, Decoded, ModelSpec, Rows, Signature, TensorSpec, answer_head
 from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
@@ -52,19 +53,29 @@ class TileNet(nn.Module):
 
 
 class TileWorkload(Workload):
-    """Tiles through a network, as something that can be loaded on any arm."""
+    """Tiles through a network, as something that can be loaded on any arm.
 
-    def __init__(self, name: str, build: Callable[[], nn.Module], size: int, batch: int) -> None:
+    They reach it in the arm's own layout, whichever they come in. Pictures have their channels last: a plain arm would
+    not run as it was measured, and what was compiled while warming up would be compiled once more for a picture.
+    """
+
+    def __init__(
+        self, name: str, build: Callable[[], nn.Module], arm: ArmSpec, shape: tuple[int, int], batch: int = 1
+    ) -> None:
         self.name, self.default_batch = name, batch
-        self._build, self._size = build, size
+        self._build, self._shape = build, shape
+        self._layout = torch.channels_last if arm.channels_last else torch.contiguous_format
 
     def build_model(self) -> nn.Module:
         return TileNet(self._build())
 
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        maps: Tensor = model(batch["image"].contiguous(memory_format=self._layout))
+        return maps
+
     def make_batch(self, n: int, device: torch.device, generator: torch.Generator) -> Batch:
-        shape = (n, self._size, self._size, 3)
-        tiles = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-        return {"image": tiles.permute(0, 3, 1, 2).to(device)}
+        tiles = torch.randint(256, (n, *self._shape, 3), generator=generator, dtype=torch.uint8)
+        return {"image": tiles.permute(0, 3, 1, 2).contiguous(memory_format=self._layout).to(device)}
 
 
 class SegmentServable:
@@ -95,8 +106,9 @@ class SegmentServable:
             named, width = getattr(workload.config, "model", spec.target), int(spec.options.get("width", 0))
             net = load_net(Path(spec.weights), named, width or None)
             build, names = lambda: net.model, net.names
-        tiles = TileWorkload(spec.name, build, self._tiles.tile, workload.default_batch)
-        loaded = LoadedWorkload(tiles, arm_on(spec.arm, device), spec.rows or tiles.default_batch, widen=False)
+        arm, side = arm_on(spec.arm, device), self._tiles.tile
+        tiles = TileWorkload(spec.name, build, arm, (side, side), workload.default_batch)
+        loaded = LoadedWorkload(tiles, arm, spec.rows or tiles.default_batch, widen=False)
         loaded.signature = _of_any_size(loaded.signature, names)
         return loaded
 
