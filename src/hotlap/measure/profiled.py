@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DETAIL_STEPS = 2
 NUM_BLOCKS = 5
+NUM_STAGES = 5
 FEW = 2
 """Samples of a step that leaves the device next to nothing to do; with one, batch statistics may have no spread."""
 WARM_UP = Protocol(
@@ -103,13 +104,12 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     from hotlap.measure.folded import has_norms
 
     spec = parse_arm(job["arm"])
-    total = 5
-    listen(f"warm-up {spec.name}", 0, total)
+    listen(f"warm-up {spec.name}", 0, NUM_STAGES)
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
     session = Session(workload, spec, mode=job["mode"], batch=job["batch"], seed=job["seed"])
     timer = ArmTimer(session, seed=job["seed"])
     timer.warm_up(dataclasses.replace(WARM_UP, warmup_seconds=job.get("warmup_seconds", WARM_UP.warmup_seconds)))
-    listen("the step without the profiler", 1, total)
+    listen("the step without the profiler", 1, NUM_STAGES)
     steps = max(int(job["steps"]), 1)
     used = _usage()
     plain = [time_block(_call(session), steps, session.device).wall_ms for _ in range(NUM_BLOCKS)]
@@ -118,14 +118,14 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
     host = time_host(_call(session), NUM_BLOCKS) if timer.on_cuda else []
     few, few_alone = _time_few(session, steps) if timer.on_cuda and _eager(session) and job["batch"] > FEW else ([], [])
     folder, stem = Path(job["folder"]), job["stem"]
-    listen("trace for times", 2, total)
+    listen("trace for times", 2, NUM_STAGES)
     lean, rich = folder / f"{stem}.pt.trace.json.gz", folder / f"{stem}.detail.pt.trace.json.gz"
     traced = _traced(session, steps, lean, rich=False)
     detail_ms = None
     if job.get("detail", True):
-        listen("trace with stacks and memory", 3, total)
+        listen("trace with stacks and memory", 3, NUM_STAGES)
         detail_ms = _traced(session, DETAIL_STEPS, rich, rich=True)
-    listen("arithmetic and waits", 4, total)
+    listen("arithmetic and waits", 4, NUM_STAGES)
     flops, by_op, waits, notes = _counted(session)
     model = session.plain_model
     return Profiled(
