@@ -199,7 +199,7 @@ def test_a_model_that_is_not_the_same_twice_is_red_everywhere(mode):
     for arm in ("cpu", "cpu:bf16"):
         gate = made.judge(parse_arm(arm))
         assert "same twice" in red(gate)
-        assert "two float64 builds" in next(c for c in gate.checks if c.name == "same twice").detail
+        assert "two builds of it differ" in next(c for c in gate.checks if c.name == "same twice").detail
 
 
 def test_relative_error_of_known_tensors():
@@ -266,3 +266,31 @@ def test_numbers_rounded_to_few_digits():
     x = torch.tensor([1.0, 1 + 2**-7, 1 + 2**-9, -3.0e-5, 0.0, 1e30], dtype=torch.float64)
     assert torch.equal(rounded(x, 8), x.to(torch.bfloat16).double())
     assert torch.equal(rounded(x.float(), 8), x.to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2], ids=["float64", "float32", "float32 again"])
+def test_one_build_that_is_not_like_the_others_is_seen(odd):
+    builds = []
+
+    def build():
+        builds.append(1)
+        shift = 0.5 if len(builds) == 1 + odd else 0.0
+        return Faulty(mlp(), lambda inner, x: inner(x) + shift)
+
+    gate = keeper(build, mode="infer").judge(parse_arm("cpu:bf16"))
+    assert "same twice" in red(gate)
+
+
+@pytest.mark.parametrize(("long_s", "passes"), [(0.0, [1, 2, 1]), (1e9, [2, 3, 2])], ids=["slow", "fast"])
+def test_a_slow_pass_in_float64_is_run_once(monkeypatch, long_s, passes):
+    """Truth, yardstick and the same again, and the arm: each once more to be timed where that takes no time."""
+    monkeypatch.setattr("hotlap.measure.gate.LONG_PASS_S", long_s)
+    ran = []
+
+    def noted(inner, x):
+        ran.append("bf16" if in_autocast() else str(x.dtype))
+        return inner(x)
+
+    gate = keeper(lambda: Faulty(mlp(), noted), mode="infer").judge(parse_arm("cpu:bf16"))
+    assert gate.passed and gate.step_s > 0
+    assert [ran.count(kind) for kind in ("torch.float64", "torch.float32", "bf16")] == [*passes[:2], 2]

@@ -160,7 +160,7 @@ def _num_samples(workload: Workload) -> int | None:
 def gate(job: Job, listen: Listen) -> Gates:
     arms = [parse_arm(name) for name in job["arms"]]
     total = len(arms) + 1
-    listen("float64 reference", 0, total)
+    listen("float64 reference on the CPU", 0, total)
     workload = workload_of(job)
     keeper = GateKeeper(
         workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"],

@@ -82,7 +82,10 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     told = [event.text for event in heard if event.kind == "advance"]
     trials = [f"{row['stage']}: {row['arm']} at batch {row['batch']}" for row in found(record)["rows"]]
     assert [text for text in told if not text.startswith("numeric gate: ")] == trials, "each once, before it is run"
-    assert sum(event.kind == "result" for event in heard) == len(told)
+    parts = [text for text in told if text.startswith("numeric gate: ")]
+    assert parts[:3] == ["numeric gate: cpu, cpu:bf16", "numeric gate: float64 reference on the CPU", "numeric gate: cpu"]
+    num_gates = sum(job["job"] == "gate" for job in jobs_in_process)
+    assert num_gates >= 1 and sum(event.kind == "result" for event in heard) == len(trials) + num_gates
 
 
 @pytest.mark.usefixtures("folder")
@@ -254,7 +257,7 @@ def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
 def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatch):
     asked = []
 
-    def note(job, *, timeout_s, nursery):
+    def note(job, *, timeout_s, nursery, listen=None):
         asked.append((job["job"], job.get("tail"), nursery))
         raise WorkerDied("it died")
 

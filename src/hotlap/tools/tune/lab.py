@@ -131,13 +131,18 @@ class ProcessLab:
         job = self._job("gate", arms=asked, batch=size, steps=self.config.gate_steps)
         try:
             timeout_s = self.config.timeout_s * (1 + len(asked))
-            found: Gates = decode(Gates, run_job(job, timeout_s=timeout_s, nursery=self.nursery))
+            found: Gates = decode(
+                Gates, run_job(job, timeout_s=timeout_s, listen=self._at_the_gate, nursery=self.nursery)
+            )
             return found
         except (WorkerDied, OutOfMemory) as error:
             if len(asked) == 1:
                 return Gates(failures=[ArmFailure(arm=asked[0], what=error.what)])
         parts = [self._gates([name]) for name in asked]
         return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
+
+    def _at_the_gate(self, text: str, done: float, total: float) -> None:
+        self.doing(f"numeric gate: {text.removeprefix('gate ')}")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
