@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.gate import GateKeeper, relative_error, rounded, trajectory_error, worst_error
+from hotlap.measure.gate import PLAIN, GateKeeper, relative_error, rounded, trajectory_error, worst_error
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.workload import Agreement
 
@@ -52,8 +52,8 @@ def conv_net():
     )  # fmt: skip
 
 
-def keeper(build, shape=(16,), mode="train", batch=4, kind=ModuleWorkload):
-    return GateKeeper(kind("w", build, [InputSpec(shape)]), mode=mode, batch=batch, steps=3, seed=0)
+def keeper(build, shape=(16,), mode="train", batch=4, kind=ModuleWorkload, card=None):
+    return GateKeeper(kind("w", build, [InputSpec(shape)]), mode=mode, batch=batch, steps=3, seed=0, card=card)
 
 
 def red(gate):
@@ -294,3 +294,60 @@ def test_a_slow_pass_in_float64_is_run_once(monkeypatch, long_s, passes):
     gate = keeper(lambda: Faulty(mlp(), noted), mode="infer").judge(parse_arm("cpu:bf16"))
     assert gate.passed and gate.step_s > 0
     assert [ran.count(kind) for kind in ("torch.float64", "torch.float32", "bf16")] == [*passes[:2], 2]
+
+
+CARD = parse_arm("cpu:threads=1")
+"""Stands for a card: an arm of its own, which can be told from plain float32 on the CPU."""
+
+
+@pytest.fixture
+def doubles(monkeypatch):
+    """The arms that computed in float64, where any step is called slow."""
+    monkeypatch.setattr("hotlap.measure.gate.SLOW_STEP_S", 0.0)
+    asked, real = [], GateKeeper._session
+
+    def noted(self, spec, *, double=False):
+        asked.extend([spec] * double)
+        return real(self, spec, double=double)
+
+    monkeypatch.setattr(GateKeeper, "_session", noted)
+    return asked
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_what_takes_the_cpu_long_is_left_to_the_card_that_is_judged(doubles, monkeypatch, mode):
+    plain = keeper(mlp, mode=mode, card=CARD)
+    assert doubles == [CARD] and plain.judge(parse_arm("cpu:bf16")).passed
+    monkeypatch.setattr("hotlap.measure.gate.SLOW_STEP_S", 1e9)
+    doubles.clear()
+    assert keeper(mlp, mode=mode, card=CARD).judge(parse_arm("cpu:bf16")).reference.startswith("float64 on the CPU")
+    assert doubles == [PLAIN], "a fast step stays where the card has no say"
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises"])
+def test_a_card_that_cannot_be_believed_is_no_judge(doubles, fault):
+    def on_card(inner, x):
+        if x.dtype == torch.float64 and doubles[-1] == CARD:
+            if fault == "raises":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return inner(x) + 0.01
+        return inner(x)
+
+    made = keeper(lambda: Faulty(mlp(), on_card), mode="infer", card=CARD)
+    assert doubles == [CARD, PLAIN]
+    assert made.judge(parse_arm("cpu")).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_card_judges_as_the_cpu_does(monkeypatch, mode):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    by_cpu = keeper(conv_net, (3, 8, 8), mode)
+    monkeypatch.setattr("hotlap.measure.gate.SLOW_STEP_S", 0.0)
+    by_card = keeper(conv_net, (3, 8, 8), mode, card=parse_arm("cuda"))
+    assert relative_error(by_card.truth.outputs, by_cpu.truth.outputs) < 1e-12
+    for arm in ("cuda", "cuda:bf16", "cuda:bf16+channels_last"):
+        mine, other = by_card.judge(parse_arm(arm)), by_cpu.judge(parse_arm(arm))
+        assert mine.passed and other.passed and mine.reference.startswith("float64 on the card")
+        assert [c.error for c in mine.checks] == pytest.approx([c.error for c in other.checks], rel=0.05, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 import sys
 from dataclasses import dataclass
@@ -36,6 +37,15 @@ class Memory:
     host_rss_bytes: int | None = None
     num_alloc_retries: int = 0
     num_ooms: int = 0
+
+
+def release_memory() -> None:
+    """Gives back what nobody holds: exceptions leave cycles behind, and the allocator keeps what it once had."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

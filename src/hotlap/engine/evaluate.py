@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from hotlap.device.memory import is_out_of_memory
+from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.engine.parts import Parts
 from hotlap.engine.split import micro_ranges, num_samples, take, to_device
-from hotlap.engine.undo import release_memory
 from hotlap.workload import Batch
 
 
@@ -37,7 +36,7 @@ def evaluate(parts: Parts, *, should_stop: Callable[[], bool] = never) -> dict[s
             except Exception as error:
                 if not is_out_of_memory(error) or not parts.step.release_graphs():
                     raise
-            release_memory(parts.device)
+            release_memory()
     finally:
         parts.model.train()
 
@@ -83,4 +82,4 @@ def _sum_in_pieces(parts: Parts, model: nn.Module, batch: Batch, size: int | Non
             return total, count, size
         # Outside the except block, where the traceback would keep the failed piece's tensors alive.
         size = -(-piece // 2)
-        release_memory(parts.device)
+        release_memory()

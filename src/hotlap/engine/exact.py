@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import OutOfMemory, UsageError
-from hotlap.device.memory import is_out_of_memory
+from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.engine.exactness import DRAWS, Inexact, find_inexact
 from hotlap.engine.graphs import GraphedPasses, Passed
 from hotlap.engine.split import micro_ranges, num_samples, take
@@ -20,7 +20,7 @@ from hotlap.engine.step_result import StepResult
 from hotlap.engine.sums import BackwardSeed, Sums, drop_gradients, not_zero, power_of_two, scale_gradients
 from hotlap.engine.team import Team
 from hotlap.engine.trace import Tracer, Trouble, place_of
-from hotlap.engine.undo import RandomState, StepStart, first_line, release_memory
+from hotlap.engine.undo import RandomState, StepStart, first_line
 from hotlap.engine.update import FIRST_STEPS, StepLost, Update, insist
 from hotlap.measure.dropout import key_dropout
 from hotlap.measure.recompute import find_blocks, recompute_blocks
@@ -352,7 +352,7 @@ class ExactStep:
         """Everything as it was when the step began; whether recorded passes held memory, which they have given up."""
         drop_gradients(self.optimizer)
         held = self.release_graphs()
-        release_memory(self.device)
+        release_memory()
         insist(lambda: self._start.restore(self.scaler), self.device, "the step's start was being restored")
         return held
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -167,13 +166,6 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         out.append(source)
     for into, out in kinds.values():
         torch._foreach_copy_(into, out)
-
-
-def release_memory(device: torch.device) -> None:
-    """Gives back what nobody holds: exceptions leave cycles behind, and the allocator keeps what it once had."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def first_line(error: Exception) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hotlap.base.errors import OutOfMemory
 from hotlap.device.host import memory_available
-from hotlap.device.memory import is_out_of_memory
-from hotlap.engine.undo import Undo, first_line, release_memory
+from hotlap.device.memory import is_out_of_memory, release_memory
+from hotlap.engine.undo import Undo, first_line
 
 FIRST_STEPS = 3
 """Updates after a start or a new split that can always be undone: state is created there."""
@@ -82,7 +82,7 @@ class Update:
                 raise StepLost(f"memory ran out in an optimizer step that was not expected to need any: {what}")
             self.be_careful()
             self._let_go()
-            release_memory(self._device)
+            release_memory()
             if undo is not None:
                 insist(undo.back, self._device, "an optimizer step was being undone")
             if attempt > 0:
@@ -158,5 +158,5 @@ def insist(action: Callable[[], None], device: torch.device, doing: str) -> None
             what = first_line(error)
         else:
             return
-        release_memory(device)
+        release_memory()
     raise StepLost(f"memory ran out while {doing}: {what}")

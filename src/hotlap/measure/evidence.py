@@ -29,6 +29,8 @@ class Evidence:
     losses: list[float]
     step_s: float
     """Its fastest step."""
+    where: str = "CPU"
+    """Where it was computed."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,10 +1,11 @@
 """The numeric gate: does this arm still give the right answer?
 
 The judge is the same model in float64 on the CPU; beside it stands plain float32 on the CPU, whose own error says how
-hard the problem is. An arm passes when its relative error is at most twice (three times in half precision) that of
-plain float32 plus what its number format costs. Where that is too little, the problem may be to blame: the float64
-model says how far its own answer moves when weights and inputs are rounded to a short format, and float32 programs with
-other last digits say how far right ones stray. Dropout is switched off on all sides; BatchNorm works as in use.
+hard the problem is. Where the CPU would take minutes, the card that is judged may compute the float64, and must match
+the CPU's float32. An arm passes when its relative error is at most twice (three times in half precision) that of plain
+float32 plus what its number format costs. Where that is too little, the problem may be to blame: the float64 model says
+how far its own answer moves when weights and inputs are rounded to a short format, and float32 programs with other last
+digits say how far right ones stray. Dropout is switched off on all sides; BatchNorm works as in use.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from hotlap.device.memory import release_memory
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.evidence import Evidence, Remembered
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 PLAIN = ArmSpec(device="cpu")
+CPU, CARD = "CPU", "card"
+"""Where evidence was computed."""
 
 ERROR_FACTOR = {"fp32": 2.0, "tf32": 3.0, "bf16": 3.0, "fp16": 3.0}
 """How many times the error of plain float32 on the CPU an arm may make, before its number format's own share."""
@@ -59,6 +63,8 @@ MAX_DRIFT = 1e-6
 the same CPU mostly agree in every digit."""
 NEAR = 1e-3
 """Float32 this near to float64 is of the same weights and inputs."""
+SLOW_STEP_S = 2.0
+"""Where a step of plain float32 takes the CPU longer, one in float64 is left to a card, if there is one to judge."""
 LONG_PASS_S = 1.0
 """A pass on the CPU that took so long is not run once more to be timed: what begins slowly matters little in it."""
 NOT_FINITE = "plain float32 is not finite there, so that nothing can be compared; predict() and loss() should be finite"
@@ -77,13 +83,15 @@ class GateKeeper:
         seed: int,
         files: Mapping[str, Path] | None = None,
         kept: Path | None = None,
+        card: ArmSpec | None = None,
     ) -> None:
         """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name.
 
         ``kept`` is a folder in which the references lie, if another process has computed them for the same workload.
+        ``card`` is the plain arm of a card that may compute in float64 what would take the CPU long.
         """
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
-        self.files = files or {}
+        self.files, self._card = files or {}, card
         self._remembered = Remembered(kept)
         self._refer()
         if kept is not None and not self.drift <= MAX_DRIFT:  # another workload was remembered, or it never is the same
@@ -95,9 +103,21 @@ class GateKeeper:
 
     def _refer(self) -> None:
         """The truth, the yardstick, and how far a build of now is from the truth."""
-        self.truth = self._remembered.get("truth", lambda: self._gather(self._session(PLAIN, double=True)))
         self.yardstick = self._remembered.get("yardstick", lambda: self._gather(self._session(PLAIN)))
+        self.truth = self._remembered.get("truth", self._exact)
         self.drift = self._drift()
+
+    def _exact(self) -> Evidence:
+        """Float64; a card's counts only where it agrees with the CPU's float32, so that no card is its own witness."""
+        if self._card is not None and self.yardstick.step_s >= SLOW_STEP_S:
+            try:
+                found = self._gather(self._session(self._card, double=True))
+            except Exception:  # noqa: BLE001 - too little memory, or a kernel without float64: the CPU can do it
+                found = None
+            if found is not None and relative_error(self.yardstick.outputs, found.outputs) <= NEAR:
+                return found
+            release_memory()
+        return self._gather(self._session(PLAIN, double=True))
 
     def _drift(self) -> float:
         """How far a build of now is from the one that is referred to. Float64 takes long, and is asked only where
@@ -107,7 +127,12 @@ class GateKeeper:
         same = again <= MAX_DRIFT and relative_error(self.yardstick.outputs, self.truth.outputs) <= NEAR
         if same or NEAR < again < math.inf:
             return again
-        return relative_error(self._outputs(self._session(PLAIN, double=True)), self.truth.outputs)
+        return relative_error(self._outputs(self._session(self._judge, double=True)), self.truth.outputs)
+
+    @property
+    def _judge(self) -> ArmSpec:
+        """The arm whose float64 is the truth."""
+        return self._card if self._card is not None and self.truth.where == CARD else PLAIN
 
     def judge(self, spec: ArmSpec) -> Gate:
         """Whether ``spec`` agrees with the truth in outputs, task metric and, for training, gradients and losses."""
@@ -122,7 +147,7 @@ class GateKeeper:
             arm=spec.name,
             passed=all(check.passed for check in checks),
             checks=checks,
-            reference=f"float64 on the CPU, batch {self.batch}{training}",
+            reference=f"float64 on the {self.truth.where}, batch {self.batch}{training}",
             seconds=time.perf_counter() - began,
             batch=self.batch,
             step_s=got.step_s,
@@ -139,15 +164,16 @@ class GateKeeper:
 
     def _gather(self, session: Session) -> Evidence:
         """Outputs and gradients from fresh weights, then losses, all of the same compiled or recorded graph."""
+        where = CPU if session.device.type == "cpu" else CARD
         outputs, took = _seconds(lambda: self._outputs(session))
         if self.mode != "train":
             if not (session.spec == PLAIN and took >= LONG_PASS_S):
                 took = _seconds(lambda: session.run(session.batches[0]).cpu())[1]
-            return Evidence(outputs, {}, [], took)
+            return Evidence(outputs, {}, [], took, where)
         first = _seconds(lambda: float(session.run(session.batches[0])))
         gradients = gradients_by_name(session.plain_model)  # the optimizer's step took a loss scale out of them
         steps = [first, *(_seconds(lambda: float(session.step())) for _ in range(self.steps - 1))]
-        return Evidence(outputs, gradients, [loss for loss, _ in steps], min(seconds for _, seconds in steps))
+        return Evidence(outputs, gradients, [loss for loss, _ in steps], min(seconds for _, seconds in steps), where)
 
     def _outputs(self, session: Session) -> Tensor:
         first = session.batches[0]
@@ -171,7 +197,7 @@ class GateKeeper:
         return self._moved[digits]
 
     def _short(self, digits: int) -> Session:
-        session = self._session(PLAIN, double=True)
+        session = self._session(self._judge, double=True)
         for parameter in session.plain_model.parameters():
             parameter.data = rounded(parameter.data, digits)
         change = partial(rounded, digits=digits)

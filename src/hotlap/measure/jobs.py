@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import shutil
 import statistics
@@ -15,7 +14,7 @@ from typing import Any
 
 from hotlap.device.host import read_host
 from hotlap.device.kept_memory import can_keep_memory
-from hotlap.device.memory import PeakMemory, is_out_of_memory
+from hotlap.device.memory import PeakMemory, is_out_of_memory, release_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.evidence import folder_for
 from hotlap.measure.fingerprint import fingerprint
@@ -160,11 +159,11 @@ def _num_samples(workload: Workload) -> int | None:
 def gate(job: Job, listen: Listen) -> Gates:
     arms = [parse_arm(name) for name in job["arms"]]
     total = len(arms) + 1
-    listen("float64 reference on the CPU", 0, total)
+    listen("float64 reference", 0, total)
     workload = workload_of(job)
     keeper = GateKeeper(
         workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"],
-        kept=folder_for(job.get("kept", ""), job),
+        kept=folder_for(job.get("kept", ""), job), card=_card_of(arms),
     )  # fmt: skip
     gates, failures = [], []
     for done, spec in enumerate(arms, start=1):
@@ -177,6 +176,11 @@ def gate(job: Job, listen: Listen) -> Gates:
     return Gates(gates=gates, failures=failures)
 
 
+def _card_of(arms: Sequence[ArmSpec]) -> ArmSpec | None:
+    """The plain arm of the card that one of these runs on."""
+    return next((ArmSpec(device=arm.device, index=arm.index) for arm in arms if arm.device != "cpu"), None)
+
+
 def failure(spec: ArmSpec, error: Exception, batch: int) -> ArmFailure:
     traceback.print_exc()
     text = str(error).strip().splitlines()
@@ -185,15 +189,6 @@ def failure(spec: ArmSpec, error: Exception, batch: int) -> ArmFailure:
         what=f"{type(error).__name__} at batch {batch}: {text[0] if text else ''}",
         out_of_memory=is_out_of_memory(error),
     )
-
-
-def release_memory() -> None:
-    """Gives back what a finished arm held, once its exception no longer pins it."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def footprint(job: Job, listen: Listen) -> Footprint:

@@ -83,7 +83,7 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     trials = [f"{row['stage']}: {row['arm']} at batch {row['batch']}" for row in found(record)["rows"]]
     assert [text for text in told if not text.startswith("numeric gate: ")] == trials, "each once, before it is run"
     parts = [text.removeprefix("numeric gate: ") for text in told if text.startswith("numeric gate: ")]
-    assert parts[:4] == ["cpu, cpu:bf16", "float64 reference on the CPU", "cpu", "cpu:bf16"]
+    assert parts[:4] == ["cpu, cpu:bf16", "float64 reference", "cpu", "cpu:bf16"]
     num_gates = sum(job["job"] == "gate" for job in jobs_in_process)
     assert num_gates >= 1 and sum(event.kind == "result" for event in heard) == len(trials) + num_gates
 
