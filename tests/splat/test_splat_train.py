@@ -41,8 +41,8 @@ def test_a_training_learns_and_leaves_everything_behind(settings):
     folder = Path(config.out)
     assert done.record.status == "complete" and done.record.verdict.exit_code == 0
     rows = [row for row in read_journal(folder) if row.split == "eval"]
-    assert [row.step for row in rows] == [20, 40, 60]
-    assert rows[-1].values["psnr"] > rows[0].values["psnr"] + 1
+    assert [row.step for row in rows] == [0, 20, 40, 60]
+    assert rows[-1].values["psnr"] > rows[1].values["psnr"] + 1
     assert rows[-1].values["psnr"] > 15
     needles = [row.values["anisotropy_median"] for row in read_journal(folder) if row.split == "train"]
     assert len(needles) == 6 and max(needles) < 5
@@ -201,6 +201,15 @@ def test_a_training_that_falls_stops_with_a_diagnosis_and_its_best_model(setting
     assert "fell to" in record.notes[0] and "its best at step 10" in record.notes[0]
     assert record.extra["outcome"]["steps"] == 10, "the model is the best that was saved"
     assert record.extra["outcome"]["held_out"]["psnr"] > 10
+
+
+def test_rates_that_ruin_a_scene_from_the_first_step_on_are_seen(settings):
+    """The scene before the first step is what no step may fall far below."""
+    config = settings(steps=40, eval_every=10, strategy="none", lr_colors=1e3, lr_opacities=1e3)
+    record = train(config)
+    assert record.status == "stopped" and "its best at step 0" in record.notes[0]
+    assert "Lower the rates" in record.notes[0]
+    assert (Path(config.out) / MODEL).is_file()
 
 
 def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):

@@ -52,8 +52,8 @@ class SplatTrainConfig:
     """Every how-manieth picture by name is held out to judge by; 0 for none."""
     max_images: int = 0
     """Pictures used, spread evenly over their names; 0 for all."""
-    max_test_views: int = 0
-    """Held-out pictures judged while training; the end judges all; 0 for all."""
+    max_test_views: int = 8
+    """Held-out pictures judged while training, spread evenly; 0 for all. The end judges all."""
     image_index: int | None = None
     """Trains on this picture alone, by its place among the names, and judges by it too; none for many."""
     steps: int = 30_000
@@ -162,8 +162,8 @@ class SplatTrainConfig:
     or on disk, read ahead; auto takes the first that has room."""
     graph: bool | None = None
     """A step is recorded once as a CUDA graph and replayed; none for yes on a card."""
-    eval_every: int = 0
-    """Steps between two judgements on the held-out pictures; 0 for the end alone."""
+    eval_every: int = 1000
+    """Steps between two judgements on the held-out pictures, the first before the first step; 0 for the end alone."""
     checkpoint_every: int = 0
     """Steps between two checkpoints; 0 for one every two minutes. The end is always saved."""
     keep: int = 2

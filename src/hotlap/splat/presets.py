@@ -59,7 +59,7 @@ def m7() -> dict[str, Any]:
     """One picture overfitted by the colours of 20,000 splats."""
     return {
         **_one_rate(0.05), "image_index": 0, "steps": 1000, "scale": 0.25, "start_splats": 20_000, "learn": ("colors",),
-        "sh_degree": 0, "loss": "l2", "strategy": "none", "hold_out": 0,
+        "sh_degree": 0, "loss": "l2", "strategy": "none", "hold_out": 0, "eval_every": 0, "max_test_views": 0,
     }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def m8() -> dict[str, Any]:
     """All pictures, the colours of 10,000 splats."""
     return {
         **_one_rate(0.01), "steps": 500, "scale": 0.25, "start_splats": 10_000, "learn": ("colors",), "sh_degree": 0,
-        "loss": "l2", "strategy": "none", "hold_out": 5, "eval_every": 50, "log_every": 50,
+        "loss": "l2", "strategy": "none", "hold_out": 5, "eval_every": 50, "max_test_views": 0, "log_every": 50,
     }  # fmt: skip
 
 

@@ -176,6 +176,8 @@ class Keeper:
         journal = Journal(self.folder, resume_step=resumed) if self.writes else None
         self.emit(events.start("train", config.steps))
         try:
+            if trainer.step == 0 and 0 < config.eval_every < config.steps:
+                self._judge(journal, 0)  # what no step may fall far below
             while trainer.step < config.steps:
                 trainer.run(next_stop(trainer.step, config))
                 self._pause(journal, watch)
@@ -198,16 +200,22 @@ class Keeper:
                 watch(step, trainer)
         scores: dict[str, float] = {}
         if config.eval_every and step % config.eval_every == 0 and step < config.steps:
-            scores = trainer.judge(config.max_test_views)
-            if journal is not None and scores:
-                journal.log(step, epoch, "eval", scores)
-            if scores:
-                self.emit(events.note(f"step {step}: held-out " + _figures(scores)))
-                trainer.guard.check_psnr(scores["psnr"], step)
+            scores = self._judge(journal, epoch)
         if self._is_save_due(step):
             if journal is not None:
                 journal.sync()
             self.save(scores.get("psnr"))
+
+    def _judge(self, journal: Journal | None, epoch: int) -> dict[str, float]:
+        """Scores on some held-out pictures, for the journal and for the guard."""
+        trainer, step = self.trainer, self.trainer.step
+        scores = trainer.judge(self.config.max_test_views)
+        if journal is not None and scores:
+            journal.log(step, epoch, "eval", scores)
+        if scores:
+            self.emit(events.note(f"step {step}: held-out " + _figures(scores)))
+            trainer.guard.check_psnr(scores["psnr"], step)
+        return scores
 
     def _is_save_due(self, step: int) -> bool:
         every = self.config.checkpoint_every
