@@ -110,6 +110,20 @@ def test_a_cut_lzw_picture_is_an_error_wherever_it_is_cut(tmp_path):
         np.testing.assert_array_equal(found.pixels[..., 0], samples)
 
 
+@pytest.mark.parametrize(("extra", "is_read"), [("unassalpha", True), ("assocalpha", True), ("unspecified", False)])
+def test_a_second_grey_channel_is_dropped_only_if_it_is_alpha(tmp_path, extra, is_read):
+    """Two stains of one microscope would else lose the second without a word."""
+    tifffile = pytest.importorskip("tifffile")
+    samples = np.random.default_rng(0).integers(0, 60_000, (20, 30, 2)).astype(np.uint16)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, samples, photometric="minisblack", planarconfig="contig", extrasamples=[extra])
+    if is_read:
+        np.testing.assert_array_equal(one(path).pixels, samples[..., :1])
+        return
+    with pytest.raises(UnreadablePicture, match=r"a\.tif.*2 channels, neither of which is said to be alpha"):
+        one(path)
+
+
 def test_pages_are_pictures_with_names(tmp_path):
     pages = [Image.new("L", (8, 6), n) for n in range(3)]
     pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])

@@ -20,7 +20,18 @@ import numpy as np
 from hotlap.base.errors import DataError, TooLarge
 from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
-from hotlap.data.tiff import BITS, COLORMAP, COMPRESSION, LZW, ORIENTATION, PHOTOMETRIC, PLANAR, Page, pages_in
+from hotlap.data.tiff import (
+    BITS,
+    COLORMAP,
+    COMPRESSION,
+    EXTRA_SAMPLES,
+    LZW,
+    ORIENTATION,
+    PHOTOMETRIC,
+    PLANAR,
+    Page,
+    pages_in,
+)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 MOST_PIXELS = 1_000_000_000
@@ -28,6 +39,8 @@ _DAMAGE = (
     OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError,
     struct.error, zlib.error,
 )  # fmt: skip
+_ALPHA = (1, 2)
+"""Kinds of an extra sample in a TIFF that are opacity; others are a channel of their own, or unsaid."""
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")
@@ -192,6 +205,8 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
         return _turned((table >> 8).astype(np.uint8)[:, samples[..., 0]].transpose(1, 2, 0), orientation)
     if samples.shape[2] not in (1, 2, 3, 4) or (samples.shape[2] == 4 and colours != 2):
         raise ValueError(f"it has {samples.shape[2]} channels, not 1 or 3")
+    if samples.shape[2] == 2 and page.tag(EXTRA_SAMPLES, 0) not in _ALPHA:
+        raise ValueError("it has 2 channels, neither of which is said to be alpha; save the one to look at by itself")
     samples = samples[..., : 1 if samples.shape[2] < 3 else 3]
     return _turned(~samples if colours == _WHITE_IS_ZERO and samples.dtype.kind == "u" else samples, orientation)
 
