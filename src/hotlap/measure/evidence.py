@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+CPU, CARD = "CPU", "card"
+"""What evidence may be computed by."""
 MOST_BYTES = 2**28
 """Larger evidence is computed anew: to write and read it would take as long."""
 ROOM = 4
@@ -29,8 +31,8 @@ class Evidence:
     losses: list[float]
     step_s: float
     """Its fastest step."""
-    where: str = "CPU"
-    """Where it was computed."""
+    where: str = CPU
+    """What computed it."""
 
     @property
     def num_bytes(self) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hotlap.device.memory import release_memory
 from hotlap.measure.arms import ArmSpec
-from hotlap.measure.evidence import Evidence, Remembered
+from hotlap.measure.evidence import CARD, CPU, Evidence, Remembered
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
 from hotlap.records.measurement import Gate, GateCheck
 from hotlap.workload import Workload
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 PLAIN = ArmSpec(device="cpu")
-CPU, CARD = "CPU", "card"
-"""Where evidence was computed."""
 
 ERROR_FACTOR = {"fp32": 2.0, "tf32": 3.0, "bf16": 3.0, "fp16": 3.0}
 """How many times the error of plain float32 on the CPU an arm may make, before its number format's own share."""
@@ -127,10 +125,10 @@ class GateKeeper:
         same = again <= MAX_DRIFT and relative_error(self.yardstick.outputs, self.truth.outputs) <= NEAR
         if same or NEAR < again < math.inf:
             return again
-        return relative_error(self._outputs(self._session(self._judge, double=True)), self.truth.outputs)
+        return relative_error(self._outputs(self._session(self._exact_arm, double=True)), self.truth.outputs)
 
     @property
-    def _judge(self) -> ArmSpec:
+    def _exact_arm(self) -> ArmSpec:
         """The arm whose float64 is the truth."""
         return self._card if self._card is not None and self.truth.where == CARD else PLAIN
 
@@ -197,7 +195,7 @@ class GateKeeper:
         return self._moved[digits]
 
     def _short(self, digits: int) -> Session:
-        session = self._session(self._judge, double=True)
+        session = self._session(self._exact_arm, double=True)
         for parameter in session.plain_model.parameters():
             parameter.data = rounded(parameter.data, digits)
         change = partial(rounded, digits=digits)
