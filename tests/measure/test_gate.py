@@ -244,8 +244,53 @@ def test_what_rounding_does_to_the_truth_itself_is_allowed_within_bounds(waves, 
     gate = keeper(lambda: Wavy(waves, fault), (64,), "infer", batch=16).judge(parse_arm("cpu:bf16"))
     outputs = next(check for check in gate.checks if check.name == "outputs")
     assert outputs.error > 0.06, "the format's own share is not enough"
-    assert "rounding weights and inputs to bf16 alone moves it by" in outputs.detail
+    assert "rounding every layer to bf16 alone moves it by" in outputs.detail
     assert outputs.passed == passed and outputs.allowed <= 0.1
+
+
+class Residual(nn.Module):
+    """A block of a deep network, whose sums are rounded anew at every block."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.InstanceNorm2d(width), nn.ReLU())
+        self.last = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.InstanceNorm2d(width))
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(x + self.last(self.inner(x)))
+
+
+@pytest.mark.parametrize(("fault", "passed"), [(0.0, True), (0.1, False)])
+def test_a_deep_network_is_not_refused_for_what_rounding_every_layer_costs(fault, passed):
+    def faulty(inner, x):
+        return inner(x) * (1 + (fault if in_autocast() else 0))
+
+    def build():
+        return Faulty(
+            nn.Sequential(nn.Conv2d(3, 16, 1), *(Residual(16) for _ in range(60)), nn.Conv2d(16, 2, 1)), faulty
+        )
+
+    gate = keeper(build, (3, 16, 16), "infer", batch=2).judge(parse_arm("cpu:bf16"))
+    outputs = next(check for check in gate.checks if check.name == "outputs")
+    assert outputs.error > 0.06, "the format's own share is not enough"
+    assert outputs.passed == passed, outputs
+
+
+def test_the_rounded_truth_keeps_few_digits_of_every_layer_and_of_every_gradient():
+    made = keeper(lambda: nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5)), (64,), "train", batch=16)
+    session, kept, back = made._short(8), [], []
+
+    def watch(_layer, _asked, given):
+        kept.append(given)
+        given.register_hook(back.append)
+
+    for layer in session.plain_model:
+        layer.register_forward_hook(watch)
+    float(session.run(session.batches[0]))
+    assert len(kept) == 3 and len(back) == 3
+    for tensor in (*kept, *back):
+        torch.testing.assert_close(rounded(tensor, 8), tensor, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(("fault", "passed"), [(0.0, True), (0.05, False)])
