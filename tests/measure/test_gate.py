@@ -338,6 +338,28 @@ def test_a_card_that_cannot_be_believed_is_no_judge(doubles, fault):
     assert made.judge(parse_arm("cpu")).passed
 
 
+@pytest.mark.parametrize("fault", ["backward", "cut", "near"])
+def test_a_card_whose_every_arm_errs_in_the_same_way_is_not_its_own_witness(doubles, monkeypatch, fault):
+    """A kernel for cards alone, whose backward pass is wrong in any number format, or whose answer is a little off."""
+    on_card, real = [], GateKeeper._session
+
+    def placed(self, spec, *, double=False):
+        on_card[:] = [spec.threads == 1]
+        return real(self, spec, double=double)
+
+    def kernel(inner, x):
+        if not on_card[0]:
+            return inner(x)
+        if fault == "cut":
+            return inner[3](inner[:3](x).detach())
+        return ScaledBackward.apply(inner(x)) if fault == "backward" else inner(x) * (1 + 8e-4)
+
+    monkeypatch.setattr(GateKeeper, "_session", placed)
+    made = keeper(lambda: Faulty(mlp(), kernel), card=CARD)
+    assert doubles == [CARD, PLAIN]
+    assert ("outputs" if fault == "near" else "gradients") in red(made.judge(CARD))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_a_card_judges_as_the_cpu_does(monkeypatch, mode):
