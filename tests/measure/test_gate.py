@@ -10,6 +10,7 @@ from torch import nn
 
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.gate import PLAIN, GateKeeper, relative_error, rounded, trajectory_error, worst_error
+from hotlap.measure.worker import explain
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.workload import Agreement
 
@@ -294,6 +295,18 @@ def test_a_slow_pass_in_float64_is_run_once(monkeypatch, long_s, passes):
     gate = keeper(lambda: Faulty(mlp(), noted), mode="infer").judge(parse_arm("cpu:bf16"))
     assert gate.passed and gate.step_s > 0
     assert [ran.count(kind) for kind in ("torch.float64", "torch.float32", "bf16")] == [*passes[:2], 2]
+
+
+def test_a_model_that_works_in_float32_alone_is_told_so_and_not_asked_for_its_input():
+    def with_zeros(inner, x):
+        return inner(x) + torch.zeros(4, 5) @ torch.eye(5, dtype=x.dtype)
+
+    with pytest.raises(RuntimeError) as caught:
+        keeper(lambda: Faulty(mlp(), with_zeros), mode="infer")
+    told = str(explain(caught.value, {"target": "mine.py:net", "inputs": ["16"]}))
+    assert "target 'mine.py:net' raised RuntimeError while it was measured in float64" in told
+    assert "In float32 it runs" in told and "dtype=x.dtype" in told and "--no-gate" in told
+    assert "--input" not in told
 
 
 CARD = parse_arm("cpu:threads=1")

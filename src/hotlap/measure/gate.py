@@ -67,6 +67,8 @@ LONG_PASS_S = 1.0
 """A pass on the CPU that took so long is not run once more to be timed: what begins slowly matters little in it."""
 NOT_FINITE = "plain float32 is not finite there, so that nothing can be compared; predict() and loss() should be finite"
 
+IN_FLOAT64 = "in float64, the numeric gate's reference"
+
 
 class GateKeeper:
     """The float64 truth and the float32 yardstick of one workload, computed once, and the arms judged by them."""
@@ -115,7 +117,11 @@ class GateKeeper:
             if found is not None and self._is_believed(found):
                 return found
             release_memory()
-        return self._gather(self._session(PLAIN, double=True))
+        try:
+            return self._gather(self._session(PLAIN, double=True))
+        except Exception as error:
+            error.add_note(IN_FLOAT64)  # float32 has run, so that it is not the input
+            raise
 
     def _is_believed(self, found: Evidence) -> bool:
         """Whether a card's float64 is as near to the CPU's float32 as a float32 arm must be to the truth.
