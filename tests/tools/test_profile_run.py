@@ -232,6 +232,17 @@ def test_two_traces_are_compared_part_by_part(tmp_path, capsys):
     assert diff["kernels"][0]["name"] == "gemm", "the largest change comes first"
 
 
+def test_traces_are_compared_by_any_name_and_one_that_was_cut_is_told(tmp_path):
+    before, whole = (slower_trace().write(tmp_path / name) for name in ("trace.json", "whole.json"))
+    after = tmp_path / "after.json"
+    text = whole.read_text()
+    after.write_text(text[: text.rindex('"ph"')])
+    record = profile(ProfileConfig(diff=(str(before), str(after)), runs=tmp_path / "runs"))
+    assert (record.extra["diff"]["before"], record.extra["diff"]["after"]) == ("trace.json", "after.json")
+    assert any(note.startswith("after.json: The trace was cut, so shares may be wrong") for note in record.notes)
+    assert not any(note.startswith("trace.json:") for note in record.notes)
+
+
 def test_records_are_compared_by_the_step_without_the_profiler(tmp_path, of_target):
     config = ProfileConfig(diff=(of_target.path, of_target.path), runs=tmp_path / "runs")
     record = profile(config)

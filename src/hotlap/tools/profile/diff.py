@@ -62,7 +62,7 @@ def compare(before: Side, after: Side) -> Diff:
     """The changes from one profile to the other."""
     known = before.step_ms is not None and after.step_ms is not None
     first, second = before.analysis, after.analysis
-    warnings = []
+    warnings = [f"{side.label}: {text}" for side in (before, after) for text in side.analysis.warnings]
     if first.on_device != second.on_device:
         warnings.append("One step ran on a card and the other on the host; categories compare, operators hardly do.")
     return Diff(
