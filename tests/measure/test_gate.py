@@ -124,6 +124,24 @@ def test_numbers_that_are_never_finite_are_red_for_nothing_was_compared(number, 
     assert "plain float32 is not finite there" in gate.checks[0].detail
 
 
+@pytest.mark.parametrize("arm", ["cpu", "cpu:bf16"])
+def test_plain_float32_that_is_far_from_float64_excuses_no_other_arm(arm):
+    """Noise of the seeded generator: the same in two builds, and other numbers in float64."""
+
+    def noisy(inner, x):
+        found = inner(x).repeat(1, 8)
+        return (found + torch.randn_like(found)) * (0.0 if in_autocast() else 1.0)
+
+    class NoClasses(ModuleWorkload):
+        def compare(self, out, ref):
+            return []
+
+    gate = keeper(lambda: Faulty(mlp(), noisy), mode="infer", kind=NoClasses).judge(parse_arm(arm))
+    assert red(gate) == ["outputs"], "an arm that gave nothing but zeros passed"
+    assert gate.checks[0].allowed == pytest.approx(0.1)
+    assert "plain float32 itself is" in gate.checks[0].detail and "make_batch()" in gate.checks[0].detail
+
+
 def test_plain_float32_that_overflows_excuses_no_other_arm():
     """Rounded to float64's range all is well, and the yardstick of float32 is not."""
 
