@@ -15,6 +15,7 @@ from test_report import Page
 
 import hotlap
 from hotlap.base.errors import ConfigError, DataError, RecordError, TargetError
+from hotlap.base.format import format_ms
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import profiled
@@ -249,6 +250,8 @@ def test_records_are_compared_by_the_step_without_the_profiler(tmp_path, of_targ
     diff = record.extra["diff"]
     assert diff["before_ms"] == diff["after_ms"] == of_target.extra["profile"]["measured"]["step_ms"]
     assert not diff["traced"] and diff["before"].endswith("(1)") and "takes 1.00x the time" in record.verdict.headline
+    traced = format_ms(of_target.extra["profile"]["analysis"]["step_ms"])
+    assert f"Parts are of the traced steps, {traced} before and {traced} after" in " ".join(record.notes)
 
 
 def test_a_record_without_a_profile_is_refused_by_name(tmp_path, of_target):
