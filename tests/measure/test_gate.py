@@ -132,12 +132,8 @@ def test_plain_float32_that_is_far_from_float64_excuses_no_other_arm(arm):
         found = inner(x).repeat(1, 8)
         return (found + torch.randn_like(found)) * (0.0 if in_autocast() else 1.0)
 
-    class NoClasses(ModuleWorkload):
-        def compare(self, out, ref):
-            return []
-
-    gate = keeper(lambda: Faulty(mlp(), noisy), mode="infer", kind=NoClasses).judge(parse_arm(arm))
-    assert red(gate) == ["outputs"], "an arm that gave nothing but zeros passed"
+    gate = keeper(lambda: Faulty(mlp(), noisy), mode="infer").judge(parse_arm(arm))
+    assert red(gate) == ["outputs"], "zeros passed; and the class of noise is not worth a word"
     assert gate.checks[0].allowed == pytest.approx(0.1)
     assert "plain float32 itself is" in gate.checks[0].detail and "make_batch()" in gate.checks[0].detail
 
