@@ -263,6 +263,16 @@ def test_what_rounding_does_to_the_truth_itself_is_allowed_within_bounds(waves, 
     assert outputs.passed == passed and outputs.allowed <= 0.1
 
 
+def test_parameters_that_are_whole_numbers_are_not_rounded():
+    def build():
+        made = Wavy(40)
+        made.register_parameter("order", nn.Parameter(torch.arange(64), requires_grad=False))
+        return made
+
+    gate = keeper(build, (64,), "infer", batch=16).judge(parse_arm("cpu:bf16"))
+    assert gate.passed and "rounding weights and inputs to bf16" in gate.checks[0].detail
+
+
 @pytest.mark.parametrize(("fault", "passed"), [(0.0, True), (0.05, False)])
 def test_one_lucky_float32_program_does_not_condemn_the_others(fault, passed):
     def in_layout(inner, x):

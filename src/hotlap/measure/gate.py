@@ -220,8 +220,10 @@ class GateKeeper:
         return self._moved[digits]
 
     def _short(self, digits: int) -> Session:
+        import torch
+
         session = self._session(self._exact_arm, double=True)
-        for parameter in session.plain_model.parameters():
+        for parameter in filter(torch.is_floating_point, session.plain_model.parameters()):
             parameter.data = rounded(parameter.data, digits)
         change = partial(rounded, digits=digits)
         session.batches = [map_tensors(b, lambda t: change(t) if t.is_floating_point() else t) for b in session.batches]
