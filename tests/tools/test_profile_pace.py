@@ -182,6 +182,13 @@ def test_a_compiler_leaves_the_launches_of_recurrent_layers():
     assert named["kernels"].saved_ms == pytest.approx(10 * 0.9 * 0.75), "a layer in one kernel has fewer launches"
 
 
+def test_what_halved_activations_are_assumed_to_save_is_said():
+    found = analysis({kind.MATMUL: 4.0, kind.ELEMENTWISE: 3.0, kind.NORMALISATION: 1.0}, {})
+    named = advised(found, host_ms=1.0)
+    assert "Of 4.00 ms that move activations, 35% is assumed." in named["bf16"].basis
+    assert "activations" not in named["tf32"].basis, "TF32 leaves them as they are"
+
+
 def test_casts_of_weights_cost_bytes_and_launches():
     found = analysis({kind.MATMUL: 8.0}, {LAUNCH: 0.0, BETWEEN: 2.0})
     row = product(8.0, gflop=200, mb=40)

@@ -15,6 +15,7 @@ from test_report import Page
 
 import hotlap
 from hotlap.base.errors import ConfigError, DataError, RecordError, TargetError
+from hotlap.base.format import format_ms
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import profiled
@@ -232,12 +233,25 @@ def test_two_traces_are_compared_part_by_part(tmp_path, capsys):
     assert diff["kernels"][0]["name"] == "gemm", "the largest change comes first"
 
 
+def test_traces_are_compared_by_any_name_and_one_that_was_cut_is_told(tmp_path):
+    before, whole = (slower_trace().write(tmp_path / name) for name in ("trace.json", "whole.json"))
+    after = tmp_path / "after.json"
+    text = whole.read_text()
+    after.write_text(text[: text.rindex('"ph"')])
+    record = profile(ProfileConfig(diff=(str(before), str(after)), runs=tmp_path / "runs"))
+    assert (record.extra["diff"]["before"], record.extra["diff"]["after"]) == ("trace.json", "after.json")
+    assert any(note.startswith("after.json: The trace was cut, so shares may be wrong") for note in record.notes)
+    assert not any(note.startswith("trace.json:") for note in record.notes)
+
+
 def test_records_are_compared_by_the_step_without_the_profiler(tmp_path, of_target):
     config = ProfileConfig(diff=(of_target.path, of_target.path), runs=tmp_path / "runs")
     record = profile(config)
     diff = record.extra["diff"]
     assert diff["before_ms"] == diff["after_ms"] == of_target.extra["profile"]["measured"]["step_ms"]
     assert not diff["traced"] and diff["before"].endswith("(1)") and "takes 1.00x the time" in record.verdict.headline
+    traced = format_ms(of_target.extra["profile"]["analysis"]["step_ms"])
+    assert f"Parts are of the traced steps, {traced} before and {traced} after" in " ".join(record.notes)
 
 
 def test_a_record_without_a_profile_is_refused_by_name(tmp_path, of_target):

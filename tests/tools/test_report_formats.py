@@ -285,6 +285,13 @@ def test_a_record_without_samples_is_drawn_and_nothing_is_computed_from_it(hosti
     assert f"Raw record: {bare.path}" in text and "with every sample" not in text
 
 
+def test_a_notebook_of_processes_that_timed_nothing_computes_no_ratio(tmp_path):
+    bench = fake_records.gpu_bench()
+    empty = dataclasses.replace(bench, measurements=[dataclasses.replace(m, values=[]) for m in bench.measurements])
+    files = write_report([stored(empty, tmp_path / "bench")], tmp_path / "r", ("notebook",))
+    assert not any("ratio_interval(before" in cell["source"] for cell in cells_of(files["notebook"], "code"))
+
+
 @pytest.mark.parametrize(
     ("out", "form", "alone", "want"),
     [

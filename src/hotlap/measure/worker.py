@@ -17,6 +17,7 @@ import hotlap
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.device.memory import is_out_of_memory
+from hotlap.measure.gate import IN_FLOAT64
 from hotlap.measure.jobs import find_job
 from hotlap.measure.process import freeze_error
 from hotlap.records.codec import encode
@@ -56,11 +57,18 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     """An exception of the user's model as one of ours."""
     if is_out_of_memory(error):
         return out_of_memory(error, job.get("batch"), job.get("arm", ""))
+    said = f"raised {type(error).__name__} while it was measured"
+    where = f"{first_line(error)} {their_line(error)}"
+    if IN_FLOAT64 in getattr(error, "__notes__", ()):
+        return TargetError(
+            f"target {job.get('target')!r} {said} {IN_FLOAT64}: {where}. In float32 it runs",
+            remedy="Let tensors that it makes take the dtype of its input, as torch.zeros(n, dtype=x.dtype), and casts "
+            "too; 'hotlap bench --no-gate' measures without the gate",
+        )
     inputs = " ".join(f"--input {text}" for text in job.get("inputs") or ())
     check = f"Does {inputs} fit it (3x224x224; for token ids, 128:int64:32000)? If so, run" if inputs else "Run"
     return TargetError(
-        f"target {job.get('target')!r} raised {type(error).__name__} while it was measured: {first_line(error)} "
-        f"{their_line(error)}",
+        f"target {job.get('target')!r} {said}: {where}",
         remedy=f"{check} one step of it by hand in Python to see the whole trace",
     )
 

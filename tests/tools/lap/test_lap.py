@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_stages import MIB, NAMES, Day, fake_stages, ran, trial
+from fake_stages import MIB, NAMES, Day, fake_stages, gate, ran, trial
 
 from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory
 from hotlap.base.settings import Layer, resolve
 from hotlap.cli.main import run as hotlap_command
 from hotlap.measure.arms import parse_arm
 from hotlap.records.lap import lap_of, stage_records
+from hotlap.records.measurement import GateCheck
 from hotlap.records.run import load_record, resolve_run, save
 from hotlap.tools import bench as bench_tool
 from hotlap.tools.lap import LapConfig, lap, preview
@@ -72,6 +73,19 @@ def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path
     assert (after.ratio, after.verdict, after.right) == (2.0, "faster", True)
     assert after.error == pytest.approx(0.2) and after.peak_bytes == 100 * 1024**2
     assert after.samples_per_s == pytest.approx(3200) and before.ratio is None
+
+
+def test_a_check_that_allows_nothing_and_found_nothing_does_not_hide_the_error(tmp_path, monkeypatch):
+    """As a comparison of the workload's own with at_least = 1."""
+
+    def strict(arm, error=2e-5):
+        exact = GateCheck(name="exact", error=0.0, allowed=0.0, passed=True)
+        return dataclasses.replace(gate(arm, error), checks=[*gate(arm, error).checks, exact])
+
+    monkeypatch.setattr("fake_stages.gate", strict)
+    record = go(tmp_path)
+    assert lap_of(record).table[-1].error == pytest.approx(0.2)
+    assert "error 20% of what is allowed" in record.verdict.headline
 
 
 @pytest.mark.parametrize(

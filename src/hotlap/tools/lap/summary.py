@@ -82,7 +82,7 @@ def _head(bench: RunRecord, arm: str) -> Comparison | None:
 
 def _share(gate: Gate) -> float | None:
     """The worst check's error over what is allowed; None for an error that is no number."""
-    shares = [check.error / check.allowed if check.allowed else math.inf for check in gate.checks]
+    shares = [c.error / c.allowed if c.allowed else math.inf if c.error else 0.0 for c in gate.checks]
     worst = max(shares, default=0.0)
     return worst if math.isfinite(worst) else None
 

@@ -257,7 +257,11 @@ def precision(case: Case) -> Iterator[_Hint]:
             basis += f" Products that are not taken apart need {format_count(round(fewer), 'launch', 'launches')} less."
         if name == "bf16":
             casts, cast_ms = _casts(case)
-            saved += HALF_BYTES_SAVES * case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING) - cast_ms
+            halved = case.category(kind.ELEMENTWISE, kind.NORMALISATION, kind.POOLING)
+            saved += HALF_BYTES_SAVES * halved - cast_ms
+            if halved:
+                part = format_percent(HALF_BYTES_SAVES)
+                basis += f" Of {format_ms(halved)} that move activations, {part} is assumed."
             if cast_ms:
                 basis += f" Autocast adds {format_count(casts, 'cast')} of weights, {format_ms(cast_ms)}."
         yield _Hint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from hotlap.tools.profile.found import Analysis
 from hotlap.tools.profile.story import diff_headline, diff_story
 
 TRACE_ENDS = (".trace.json", ".json.gz")
+HEAD = 2**16
+"""Characters of a file in which a trace says what it is."""
 
 
 def diff(config: ProfileConfig, emit: Emit, *, sources: dict[str, str] | None = None) -> RunRecord:
@@ -49,10 +52,18 @@ def diff(config: ProfileConfig, emit: Emit, *, sources: dict[str, str] | None = 
 
 def _side(text: str, runs: Path) -> Side:
     path = Path(text)
-    if path.is_file() and text.endswith(TRACE_ENDS):
+    if path.is_file() and (text.endswith(TRACE_ENDS) or _has_events(path)):
         return Side(label=path.name.partition(".pt.")[0], analysis=analyse(read_trace(path)), step_ms=None)
     record = load_record(resolve_run(text, runs))
     return Side(label=_label(record), analysis=profile_of(record), step_ms=_step_ms(record))
+
+
+def _has_events(path: Path) -> bool:
+    """Whether a file of any name begins as a trace does, and not as a record, whose first word is its schema."""
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        start = file.read(HEAD)
+        return "traceEvents" in start and '"schema_version"' not in start
+    return False
 
 
 def profile_of(record: RunRecord) -> Analysis:

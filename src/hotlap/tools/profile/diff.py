@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hotlap.base.format import format_ms
 from hotlap.tools.profile.found import Analysis, ModuleRow, Part, Row
 
 MAX_ROWS = 30
@@ -62,9 +63,14 @@ def compare(before: Side, after: Side) -> Diff:
     """The changes from one profile to the other."""
     known = before.step_ms is not None and after.step_ms is not None
     first, second = before.analysis, after.analysis
-    warnings = []
+    warnings = [f"{side.label}: {text}" for side in (before, after) for text in side.analysis.warnings]
     if first.on_device != second.on_device:
         warnings.append("One step ran on a card and the other on the host; categories compare, operators hardly do.")
+    if known:
+        warnings.append(
+            f"Parts are of the traced steps, {format_ms(first.step_ms)} before and {format_ms(second.step_ms)} after; "
+            "the headline's times are of steps without the profiler."
+        )
     return Diff(
         before=before.label,
         after=after.label,

@@ -98,7 +98,7 @@ def _sample_cells(record: RunRecord, place: int) -> list[dict[str, Any]]:
         c
         for c in headline_comparisons(record)
         if record.kind == "bench" and {c.arm, c.baseline} <= timed and not withheld(record, c.arm, c.baseline)
-        if all(record.samples(arm, "wall") for arm in (c.arm, c.baseline))
+        if all((timed_ms := record.samples(arm, "wall")) and all(timed_ms) for arm in (c.arm, c.baseline))
     ]
     if not shown:
         return []

@@ -193,12 +193,13 @@ def gate_row(arm: str, gate: Gate | None, failure: str, seconds: float) -> GateR
     shares = {check.name: _share(check.error, check.allowed) for check in gate.checks}
     worst = max(gate.checks, key=lambda check: (not check.passed, shares[check.name]))
     text = f"{worst.name} {worst.error:.2g}, allowed {worst.allowed:.2g}"
+    detail = f" ({worst.detail})" if worst.detail else ""
     return GateRow(
         arm=arm,
         passed=gate.passed,
         error=max(shares.values()),
         check=text,
-        why="" if gate.passed else f"wrong answer: {text}",
+        why="" if gate.passed else f"wrong answer: {text}{detail}",
         seconds=seconds,
     )
 
