@@ -295,20 +295,50 @@ def test_no_room_for_one_tile_is_said(warm_all):
         predictor(some_tiles(2, 64, 96))
 
 
-def test_too_little_memory_later_says_what_did_not_fit_and_keeps_what_is_finished(folder, weights):
+class Pixels(Bright):
+    """Has memory for so many pixels at once."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, image):
+        if image[:, 0].numel() > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(image)
+
+
+def test_a_larger_shape_that_comes_later_and_does_not_fit_is_halved_too():
+    told = []
+    predictor = Predictor(Pixels(5 * 64 * 64), arm=arm_on("", "cpu"), batch=4, emit=told.append)
+    plain = bright_predictor()
+    for shape in [(4, 64, 64), (4, 64, 128), (4, 64, 128), (5, 64, 64), (3, 32, 64), (4, 64, 256)]:
+        torch.testing.assert_close(predictor(some_tiles(*shape)), plain(some_tiles(*shape)))
+    reached = [(len_, *sides) for len_, _, *sides in predictor.model.seen[1:]]
+    assert reached == [
+        (4, 64, 64), *[(2, 64, 128)] * 4, (4, 64, 64), (1, 64, 64), (3, 32, 64), *[(1, 64, 256)] * 4
+    ]  # fmt: skip
+    assert [event.text for event in told if event.kind == "warn"] == [
+        "batch = 4 tiles of 64x128 do not fit the memory of cpu: 2 go through the network together. --batch 2 spares "
+        "the attempt."
+    ]
+
+
+def test_too_little_memory_for_one_tile_later_is_said_and_what_is_finished_is_kept(folder, weights):
     predictor = bright_predictor()
     right, calls = predictor.model.forward, []
 
     def at_last_full(image):
         calls.append(len(image))
-        if len(calls) == 3:
+        if len(calls) >= 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return right(image)
 
     predictor.model.forward = at_last_full
     config = settings(folder, weights, batch=2)
-    with pytest.raises(OutOfMemory, match=r"batch = 2 tiles of 64x64 do not fit the memory of cpu.*--batch"):
+    with pytest.raises(OutOfMemory, match=r"batch = 1 tile of 64x64 does not fit the memory of cpu.*--tile"):
         predict_folder(config, predictor=predictor)
+    assert calls == [2, 2, 2, 1]
     assert len(list((config.out / "done").glob("*.json"))) == 4
     assert predict_folder(config, predictor=bright_predictor()).num_images == 3
 

@@ -19,7 +19,7 @@ from hotlap.base import events
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
-from hotlap.device.memory import is_out_of_memory
+from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.device.seed import rng_state, set_rng_state
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import ArmSpec, parse_arm
@@ -66,7 +66,8 @@ class Predictor:
         """Seconds that loading and warming up took, once that has happened."""
         self._emit = emit
         self._loaded: _Loaded | None = None
-        self._most: int | None = None
+        self._most_pixels: int | None = None
+        """Of tiles that go through together, once more of them have not fitted."""
 
     @property
     def is_loaded(self) -> bool:
@@ -99,13 +100,8 @@ class Predictor:
         finally:
             set_rng_state(chance)
         if loaded.signature.rows < rows:
-            self.batch = self._most = loaded.signature.rows
-            self._emit(
-                events.warn(
-                    f"batch = {rows} tiles of {height}x{width} do not fit the memory of {self.device}: "
-                    f"{self.batch} go through the network together. --batch {self.batch} spares the attempt."
-                )
-            )
+            self.batch = loaded.signature.rows
+            self._go_on_with(self.batch, rows, height, width)
         self._loaded = loaded
         self.load_s = perf_counter() - began
         return loaded
@@ -116,17 +112,33 @@ class Predictor:
             raise UsageError(f"tiles are {tiles.dtype}", expected="bytes, torch.uint8 from 0 to 255")
         num, _, height, width = tiles.shape
         loaded = self._loaded or self.load(num, height, width)
-        num = min(num, self._most or num)
-        try:
-            found = [loaded.begin([(part,)])()[0] for part in tiles.split(num)]
-            return found[0] if len(found) == 1 else torch.cat(found)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"batch = {num} tiles of {height}x{width} do not fit the memory of {self.device}",
-                remedy="Give a smaller --batch or --tile; what was finished is kept",
-            ) from error
+        if self._most_pixels is not None:
+            num = min(num, max(1, self._most_pixels // (height * width)))
+        while True:
+            try:
+                found = [loaded.begin([(part,)])()[0] for part in tiles.split(num)]
+                return found[0] if len(found) == 1 else torch.cat(found)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if num == 1:
+                    raise OutOfMemory(
+                        f"batch = 1 tile of {height}x{width} does not fit the memory of {self.device}",
+                        remedy="Give a smaller --tile; what was finished is kept",
+                    ) from error
+            loaded.make_room()  # only now: the error has held on to what was computed
+            self._go_on_with(num // 2, num, height, width)
+            num //= 2
+
+    def _go_on_with(self, num: int, tried: int, height: int, width: int) -> None:
+        """Sends fewer tiles through together from now on, and says so."""
+        self._most_pixels = num * height * width
+        self._emit(
+            events.warn(
+                f"batch = {tried} tiles of {height}x{width} do not fit the memory of {self.device}: "
+                f"{num} go through the network together. --batch {num} spares the attempt."
+            )
+        )
 
 
 class _Loaded(LoadedWorkload):
@@ -145,6 +157,11 @@ class _Loaded(LoadedWorkload):
         asked = min(rows, 1 << (self._first - 1).bit_length() if self._pads else self._first)
         fits, out = super()._warm(example, asked)
         return rows if fits == asked else fits, out
+
+    def make_room(self) -> None:
+        """Gives back the memory of recordings; what comes often is recorded again."""
+        self._forget_recordings()
+        release_memory()
 
     def _returning(self, out: Tensor) -> Callable[[], Rows]:
         return lambda: (out,)
