@@ -202,7 +202,7 @@ def test_tiles_reach_the_network_in_the_layout_of_the_arm(warm_all, arm):
     predictor, tiles = Predictor(Watched(), arm=spec, batch=4), some_tiles(3)
     first = predictor(tiles)
     torch.testing.assert_close(predictor(tiles.contiguous(memory_format=torch.channels_last)), first)
-    assert len(seen) == 5 and set(seen) == {(arm == "cpu", arm != "cpu")}
+    assert len(seen) == 3 and set(seen) == {(arm == "cpu", arm != "cpu")}
 
 
 def test_scores_are_probabilities_even_between_0_and_1():
@@ -287,6 +287,28 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(folder, weights, warm_all,
     else:
         assert f"batch = 8 tiles of 64x64 do not fit the memory of cpu: {predictor.batch} go through" in warned[0]
     assert told[0].text == "Warming up cpu:compile at batch 8; compiling may take minutes."
+
+
+@pytest.mark.parametrize(("first", "compiled"), [(4, 4), (3, 4), (1, 1)])
+def test_a_network_is_compiled_once_for_the_first_batch_and_its_shape(monkeypatch, first, compiled):
+    """Compiling takes minutes each time: a smaller batch is filled up, and other shapes run as they are."""
+    seen, plain = [], bright_predictor()
+
+    class Compiled(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, image):
+            seen.append((len(image), *image.shape[2:]))
+            return self.model(image)
+
+    monkeypatch.setattr("hotlap.measure.session.Session._compiled", lambda self, model: Compiled(model))
+    predictor = Predictor(Bright(), arm=arm_on("cpu:compile", "cpu"), batch=4)
+    for shape in [(first, 64, 64), (1, 64, 64), (4, 32, 96), (1, 32, 32)]:
+        tiles = some_tiles(*shape)
+        torch.testing.assert_close(predictor(tiles), plain(tiles))
+    assert set(seen) == {(compiled, 64, 64)}
 
 
 def test_no_room_for_one_tile_is_said(warm_all):
