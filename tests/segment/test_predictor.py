@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 
 import numpy as np
 import pytest
@@ -243,6 +244,12 @@ def test_a_finished_folder_loads_no_network_and_warming_up_is_told_apart(folder,
     monkeypatch.setattr(LoadedWorkload, "__init__", never)
     again = predict_folder(config)
     assert (again.num_images, again.num_before, again.seconds["warm_up"]) == (0, 7, 0)
+
+
+def test_writing_tables_counts_as_results_not_as_the_network(folder, weights, monkeypatch):
+    monkeypatch.setattr("hotlap.segment.predict_folder.write_tables", lambda *given: time.sleep(2) or [])
+    seconds = predict_folder(settings(folder, weights), predictor=bright_predictor()).seconds
+    assert seconds["results"] > 2 > seconds["network"]
 
 
 def test_what_was_finished_before_arms_came_still_counts(folder, weights):

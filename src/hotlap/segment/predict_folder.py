@@ -129,8 +129,9 @@ def predict_folder(
         raise
     finally:
         emit(events.finish(TASK))
-    entries = _in_order(tally.entries)
+    entries, since = _in_order(tally.entries), perf_counter()
     tables = write_tables(config.out, entries, config.formats, config.category)
+    tally.results_s += perf_counter() - since
     warm_up = predictor.load_s - loaded_before
     wall = perf_counter() - began - warm_up
     network = max(0.0, wall - tally.read_s - tally.results_s)
