@@ -137,6 +137,14 @@ def test_a_batch_that_was_measured_with_smaller_images_is_fewer_tiles(folder, we
     assert load_predictor(settings(folder, weights, tile=128, overlap=16)).batch == 100
 
 
+def test_pictures_as_small_as_those_that_were_measured_go_in_the_measured_batch(folder, weights, profile, reached):
+    """Though a whole tile would go alone."""
+    ProfileStore().save(profile)
+    told = predicted(settings(folder, weights, tile=1024, overlap=128))
+    assert [num for num, _ in reached] == [3, 3, 1]
+    assert "tiles of 1024x1024 go 1 at a time, smaller ones up to 3" in told
+
+
 def test_arms_that_will_not_do_are_named(folder, weights):
     with pytest.raises(UsageError, match=r"arm = 'cuda:bf16' cannot run on device = 'cpu'. Expected an arm of cpu"):
         load_predictor(settings(folder, weights, arm="cuda:bf16"))

@@ -51,6 +51,7 @@ class Predictor:
         *,
         arm: ArmSpec,
         batch: int = BATCH,
+        small_batch: int = 0,
         names: tuple[str, ...] = MAPS,
         name: str = "",
         digest: str = "",
@@ -60,6 +61,8 @@ class Predictor:
         self.device = torch.device(arm.torch_device)
         self.batch = batch
         """Tiles that should go through together; less after :meth:`load` has found that they do not fit."""
+        self.small_batch = small_batch
+        """Of smaller tiles, so many at most: the batch that was measured, with images smaller than a tile."""
         self.digest = digest
         """Of the weights: results of other weights are other results."""
         self.load_s = 0.0
@@ -183,15 +186,18 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
     device = _device(config)
     file = find_weights(config)
     net = load_net(file, config.model if config.weights is not None else None, config.width)
-    arm, batch = config.arm, chosen_batch(config, net.name)
+    arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
     if config.tuned and not arm:
         profile = _profile(net, file, device, emit, store)
         if profile is not None:
-            arm, batch = profile.arm, batch or _batch_of(profile, config.tile, emit)
+            arm = profile.arm
+            if batch is None:
+                batch, small_batch = _batch_of(profile, config.tile, emit), profile.batch
     return Predictor(
         net.model,
         arm=arm_on(arm, device),
         batch=batch or BATCH,
+        small_batch=small_batch,
         names=net.names,
         name=net.name,
         digest=net.digest,
@@ -249,7 +255,8 @@ def _batch_of(profile: TunedProfile, tile: int, emit: Emit) -> int:
     batch = max(1, profile.batch * side**2 // tile**2)
     emit(
         events.note(
-            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time."
+            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time, "
+            f"smaller ones up to {profile.batch}."
         )
     )
     return batch
