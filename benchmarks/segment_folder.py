@@ -1,18 +1,21 @@
 """What share of the time do results take, when a folder of pictures goes through a network at its tuned batch?
 
-    PYTHONPATH=src:. python -m benchmarks.segment_folder --models hrnet --pictures 256 --out segment_folder.json
+    hotlap tune hrnet --for infer --export tuned
+    PYTHONPATH=src:. python -m benchmarks.segment_folder --models hrnet --batch-sizes tuned/batch_sizes.json
 
 A network that has learned drawn cells for some steps, or has the weights of a training (--weights), goes through a
 folder of pictures as ``hotlap segment predict`` does: read, tiles, network, objects told apart, outlined, measured,
 written. Seconds of the main thread are counted as the command counts them: waiting for pictures, in the network,
 waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
 core, step by step, and how many pictures a second the network alone takes at the same batch on the same arm, and which
-share of that the folder reached. The first pictures warm up and are not counted.
+share of that the folder reached. The first pictures warm up and are not counted. With --batch-sizes, arm and batch are
+those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no shares.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -48,6 +51,7 @@ from hotlap.segment.predictor import Predictor
 
 ASKED_SHARE = 0.25
 ON_CARD = "cuda:bf16+cudnn_benchmark+graph"
+FEWEST_BATCHES = 4
 DISTINCT = 8
 """Drawing is slow: pictures are repeated under other names."""
 
@@ -90,35 +94,56 @@ def one_picture(predictor: Predictor, size: int, formats: tuple[str, ...]) -> di
 
 
 def network_alone(predictor: Predictor, batch: int, size: int, seconds: float) -> float:
-    """Pictures a second through the network, bytes from host memory, nothing brought back."""
-    tiles = torch.from_numpy(np.zeros((batch, 3, size, size), np.uint8))
+    """Pictures a second through the network, bytes from host memory, nothing brought back; one batch is begun ahead."""
+    # A card computes on black pictures with less power, and so faster.
+    tiles = torch.from_numpy(np.random.default_rng(0).integers(256, size=(batch, 3, size, size), dtype=np.uint8))
     on_card = predictor.device.type == "cuda"
+
+    def begin() -> Callable[[], None]:
+        predictor(tiles)
+        if not on_card:
+            return lambda: None
+        ended = torch.cuda.Event()
+        ended.record(torch.cuda.current_stream(predictor.device))
+        return ended.synchronize
+
     for _ in range(3):
-        predictor(tiles)
-    done, began = 0, time.perf_counter()
+        begin()()
+    done, began, wait = 0, time.perf_counter(), begin()
     while done < 3 or time.perf_counter() - began < seconds:
-        predictor(tiles)
-        if on_card:
-            torch.cuda.synchronize(predictor.device)
-        done += 1
-    return done * batch / (time.perf_counter() - began)
+        ahead = begin()
+        wait()
+        wait, done = ahead, done + 1
+    wait()
+    return (done + 1) * batch / (time.perf_counter() - began)
+
+
+def tuned_arm(file: Path, model: str) -> str:
+    """The arm for which a batch_sizes.json names the batch."""
+    note: str = json.loads(file.read_text(encoding="utf-8"))["batch_configurations"][model]["note"]
+    return note.partition(",")[0]
 
 
 def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """The whole way of a folder with one network."""
     device = pick_device(args.device)
+    batch = read_batch_size(args.batch_sizes, model) if args.batch_sizes else args.batch
+    tuned = tuned_arm(args.batch_sizes, model) if args.batch_sizes else ""
+    arm = arm_on(args.arm or tuned or (ON_CARD if device.type == "cuda" else "cpu"), str(device))
     workload = cells(model=model, size=args.size, width=args.width, augment=False)
     if args.weights:
         workload = with_weights(workload, Path(args.weights.format(model=model)))  # type: ignore[assignment]
     else:
         workload = learned(workload, args.steps, 60.0)
-    batch = read_batch_size(args.batch_sizes, model) if args.batch_sizes else args.batch
-    arm = arm_on(args.arm or (ON_CARD if device.type == "cuda" else "cpu"), str(device))
-    predictor = Predictor(workload.build_model(), arm=arm, batch=batch, name=model, digest=model)
+    predictor = Predictor(
+        workload.build_model(), arm=arm, batch=batch, name=model, digest=model,
+        emit=lambda event: print(f"{model}: {event.text}", flush=True),
+    )  # fmt: skip
+    count = batch * max(FEWEST_BATCHES, -(-args.pictures // batch))
     formats = tuple(args.formats.split(","))
     with tempfile.TemporaryDirectory() as folder:
-        for name, count in (("warm", batch), ("pictures", args.pictures)):
-            draw_folder(Path(folder) / name, count, args.size)
+        for name, num in (("warm", batch), ("pictures", count)):
+            draw_folder(Path(folder) / name, num, args.size)
             config = SegmentPredictConfig(
                 folder=Path(folder) / name, out=Path(folder) / f"{name}-out", formats=formats, batch=batch,
                 workers=args.workers,
@@ -128,7 +153,9 @@ def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
     alone = network_alone(predictor, batch, args.size, 2.0)
     return {
         "arm": arm.name,
-        "batch": batch,
+        "batch": predictor.batch,
+        "tuned": {"arm": tuned, "batch": batch} if tuned else None,
+        "load_s": predictor.load_s,
         "pictures": found.num_images,
         "objects": found.num_objects,
         "seconds": seconds,
@@ -153,12 +180,14 @@ def tell(model: str, answer: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="hrnet,resunet-small,ma-resunet")
-    parser.add_argument("--pictures", type=int, default=256)
+    parser.add_argument("--pictures", type=int, default=256, help="at least; as many more as fill the last batch")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=0)
-    parser.add_argument("--arm", default="", help=f"how the network runs; by default {ON_CARD} on a card, else cpu")
+    parser.add_argument("--arm", default="", help=f"how the network runs; by default tuned, else {ON_CARD}, or cpu")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--batch-sizes", type=Path, help="of 'hotlap tune --export', in place of --batch")
+    parser.add_argument(
+        "--batch-sizes", type=Path, help="of 'hotlap tune --export': its batch, and its arm without --arm"
+    )
     parser.add_argument("--formats", default="labels,csv")
     parser.add_argument("--steps", type=int, default=300, help="learned before; at most a minute")
     parser.add_argument("--weights", default="", help="file of weights, as segment-train/{model}/weights.pt")

@@ -88,6 +88,19 @@ def test_a_shape_that_nobody_expected_is_recorded_when_it_comes_often(recorded):
     assert recorder.sizes == [2, 1, 2]
 
 
+def test_a_shape_that_nobody_expected_is_not_compiled_for(monkeypatch):
+    """It can take minutes, for which every client would wait."""
+    compiled, seen = torch.nn.Identity(), []
+    monkeypatch.setattr("hotlap.measure.session.Session._compiled", lambda self, model: compiled)
+    workload = load_target("unet", TINY)
+    monkeypatch.setattr(workload, "predict", lambda model, batch: seen.append(model is compiled) or model(batch[0]))
+    loaded = LoadedWorkload(workload, ArmSpec(device="cpu", compile="default"), 2)
+    before = len(seen)
+    for side in (32, 64, 32):
+        loaded.run((torch.rand(2, 3, 32, side, generator=generator(1)),))
+    assert seen[before:] == [True, False, True]
+
+
 def test_recordings_of_a_batch_that_does_not_fit_make_room_for_smaller_ones(recorded, monkeypatch):
     monkeypatch.setattr(FakeStep, "too_large", 2)  # beside the recording of four rows
     loaded = recorded(4)

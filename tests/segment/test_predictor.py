@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 
 import numpy as np
 import pytest
@@ -136,6 +137,14 @@ def test_a_batch_that_was_measured_with_smaller_images_is_fewer_tiles(folder, we
     assert load_predictor(settings(folder, weights, tile=128, overlap=16)).batch == 100
 
 
+def test_pictures_as_small_as_those_that_were_measured_go_in_the_measured_batch(folder, weights, profile, reached):
+    """Though a whole tile would go alone."""
+    ProfileStore().save(profile)
+    told = predicted(settings(folder, weights, tile=1024, overlap=128))
+    assert [num for num, _ in reached] == [3, 3, 1]
+    assert "tiles of 1024x1024 go 1 at a time, smaller ones up to 3" in told
+
+
 def test_arms_that_will_not_do_are_named(folder, weights):
     with pytest.raises(UsageError, match=r"arm = 'cuda:bf16' cannot run on device = 'cpu'. Expected an arm of cpu"):
         load_predictor(settings(folder, weights, arm="cuda:bf16"))
@@ -202,7 +211,7 @@ def test_tiles_reach_the_network_in_the_layout_of_the_arm(warm_all, arm):
     predictor, tiles = Predictor(Watched(), arm=spec, batch=4), some_tiles(3)
     first = predictor(tiles)
     torch.testing.assert_close(predictor(tiles.contiguous(memory_format=torch.channels_last)), first)
-    assert len(seen) == 5 and set(seen) == {(arm == "cpu", arm != "cpu")}
+    assert len(seen) == 3 and set(seen) == {(arm == "cpu", arm != "cpu")}
 
 
 def test_scores_are_probabilities_even_between_0_and_1():
@@ -243,6 +252,12 @@ def test_a_finished_folder_loads_no_network_and_warming_up_is_told_apart(folder,
     monkeypatch.setattr(LoadedWorkload, "__init__", never)
     again = predict_folder(config)
     assert (again.num_images, again.num_before, again.seconds["warm_up"]) == (0, 7, 0)
+
+
+def test_writing_tables_counts_as_results_not_as_the_network(folder, weights, monkeypatch):
+    monkeypatch.setattr("hotlap.segment.predict_folder.write_tables", lambda *given: time.sleep(2) or [])
+    seconds = predict_folder(settings(folder, weights), predictor=bright_predictor()).seconds
+    assert seconds["results"] > 2 > seconds["network"]
 
 
 def test_what_was_finished_before_arms_came_still_counts(folder, weights):
@@ -289,26 +304,78 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(folder, weights, warm_all,
     assert told[0].text == "Warming up cpu:compile at batch 8; compiling may take minutes."
 
 
+@pytest.mark.parametrize(("first", "compiled"), [(4, 4), (3, 4), (1, 1)])
+def test_a_network_is_compiled_once_for_the_first_batch_and_its_shape(monkeypatch, first, compiled):
+    """Compiling takes minutes each time: a smaller batch is filled up, and other shapes run as they are."""
+    seen, plain = [], bright_predictor()
+
+    class Compiled(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, image):
+            seen.append((len(image), *image.shape[2:]))
+            return self.model(image)
+
+    monkeypatch.setattr("hotlap.measure.session.Session._compiled", lambda self, model: Compiled(model))
+    predictor = Predictor(Bright(), arm=arm_on("cpu:compile", "cpu"), batch=4)
+    for shape in [(first, 64, 64), (1, 64, 64), (4, 32, 96), (1, 32, 32)]:
+        tiles = some_tiles(*shape)
+        torch.testing.assert_close(predictor(tiles), plain(tiles))
+    assert set(seen) == {(compiled, 64, 64)}
+
+
 def test_no_room_for_one_tile_is_said(warm_all):
     predictor = Predictor(Room(0), arm=warm_all, name="room")
     with pytest.raises(OutOfMemory, match=r"does not fit the memory of cpu with a tile of 64x96.*--tile"):
         predictor(some_tiles(2, 64, 96))
 
 
-def test_too_little_memory_later_says_what_did_not_fit_and_keeps_what_is_finished(folder, weights):
+class Pixels(Bright):
+    """Has memory for so many pixels at once."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, image):
+        if image[:, 0].numel() > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(image)
+
+
+def test_a_larger_shape_that_comes_later_and_does_not_fit_is_halved_too():
+    told = []
+    predictor = Predictor(Pixels(5 * 64 * 64), arm=arm_on("", "cpu"), batch=4, emit=told.append)
+    plain = bright_predictor()
+    for shape in [(4, 64, 64), (4, 64, 128), (4, 64, 128), (5, 64, 64), (3, 32, 64), (4, 64, 256)]:
+        torch.testing.assert_close(predictor(some_tiles(*shape)), plain(some_tiles(*shape)))
+    reached = [(len_, *sides) for len_, _, *sides in predictor.model.seen[1:]]
+    assert reached == [
+        (4, 64, 64), *[(2, 64, 128)] * 4, (4, 64, 64), (1, 64, 64), (3, 32, 64), *[(1, 64, 256)] * 4
+    ]  # fmt: skip
+    assert [event.text for event in told if event.kind == "warn"] == [
+        "batch = 4 tiles of 64x128 do not fit the memory of cpu: 2 go through the network together. --batch 2 spares "
+        "the attempt."
+    ]
+
+
+def test_too_little_memory_for_one_tile_later_is_said_and_what_is_finished_is_kept(folder, weights):
     predictor = bright_predictor()
     right, calls = predictor.model.forward, []
 
     def at_last_full(image):
         calls.append(len(image))
-        if len(calls) == 3:
+        if len(calls) >= 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return right(image)
 
     predictor.model.forward = at_last_full
     config = settings(folder, weights, batch=2)
-    with pytest.raises(OutOfMemory, match=r"batch = 2 tiles of 64x64 do not fit the memory of cpu.*--batch"):
+    with pytest.raises(OutOfMemory, match=r"batch = 1 tile of 64x64 does not fit the memory of cpu.*--tile"):
         predict_folder(config, predictor=predictor)
+    assert calls == [2, 2, 2, 1]
     assert len(list((config.out / "done").glob("*.json"))) == 4
     assert predict_folder(config, predictor=bright_predictor()).num_images == 3
 

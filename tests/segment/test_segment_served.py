@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import ConfigError, DataError
+from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import read_pictures
 from hotlap.measure.servable import ModelSpec
@@ -202,3 +202,16 @@ def test_an_arm_whose_norms_are_folded_in_16_bits_is_served(weights):
         maps += loaded.run(servable.decode(body, {}, loaded.signature).rows)
         assert [taken.name for taken in loaded.signature.inputs] == ["image"]
     torch.testing.assert_close(maps[1].float(), maps[0], atol=0.05, rtol=0)
+
+
+def test_a_unet_of_two_maps_says_how_it_is_served(tmp_path):
+    """It is what a training of cells leaves; it was told to fit a model of three classes."""
+    file = tmp_path / "cells.pt"
+    torch.save(build_net("unet", maps=2, width=2).state_dict(), file)
+    spec = ModelSpec(name="m", target="unet", options={"width": 2}, weights=str(file), rows=1)
+    with pytest.raises(UsageError, match=r"predict 2 maps.*serve cells --set workload.model=unet.*classes=2"):
+        UNetServable(spec).load("cpu")
+    cells = {"width": 2, "model": "unet", "size": 64}
+    assert SegmentServable(ModelSpec(name="m", target="cells", options=cells, weights=str(file), rows=1)).load("cpu")
+    classes = {"width": 2, "classes": 2, "size": 64}
+    assert UNetServable(ModelSpec(name="m", target="unet", options=classes, weights=str(file), rows=1)).load("cpu")

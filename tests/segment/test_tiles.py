@@ -152,3 +152,10 @@ def test_what_was_done_before_a_batch_that_fails_is_given(later, monkeypatch):
             assert (maps == index).all()
             got.append(index)
     assert got == [0, 1, 2, 3] and asked == [2, 2, 2]
+
+
+def test_small_tiles_share_a_batch_by_their_pixels():
+    config = TileConfig(tile=256, overlap=32, batch=2, small_batch=20)
+    sides = {(256, 256): 2, (256, 192): 2, (128, 128): 8, (64, 128): 16, (64, 64): 20}
+    assert {shape: config.batch_of(*shape) for shape in sides} == sides
+    assert TileConfig(tile=256, overlap=32, batch=2).batch_of(64, 64) == 2

@@ -11,6 +11,7 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class LoadedWorkload:
         self._graphs: dict[tuple[Any, ...], GraphedStep] = {}
         self._recorder: Recorder | None = None
         self._met: Counter[tuple[Any, ...]] = Counter()
+        self._expected: set[tuple[Any, ...]] = set()
         self._full = rows
         self._record_from = 1  # what is run before the first client comes is expected
         self._pads = bool(arm.graph or arm.compile)
@@ -77,8 +79,7 @@ class LoadedWorkload:
         """Runs a full batch once; where it does not fit, half of it, until one does."""
         while True:
             try:
-                sizes = {rows, 1} if not self._pads else {rows, *(2**i for i in range(rows.bit_length()))}
-                for size in sorted((size for size in sizes if size <= rows), reverse=True):
+                for size in sorted(self._sizes(rows), reverse=True):
                     (out,) = self.run(tuple(t[:1].repeat(size, *[1] * (t.ndim - 1)) for t in example))
                 return rows, out
             except (RuntimeError, MemoryError) as error:
@@ -88,6 +89,14 @@ class LoadedWorkload:
                     raise OutOfMemory(f"one row of model {self._workload.name!r} does not fit") from error
                 self._forget_recordings()  # those of a batch that is too large would keep the room of a smaller one
                 self._full = rows = rows // 2
+
+    def _sizes(self, rows: int) -> set[int]:
+        """Batches that are run before the first client comes, where ``rows`` is the largest."""
+        return {rows, *(2**i for i in range(rows.bit_length()))} if self._pads else {rows, 1}
+
+    def _padded(self, num_rows: int, shapes: tuple[Any, ...]) -> int:
+        """How many rows so many are filled up to."""
+        return max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
 
     def run(self, rows: Rows) -> Rows:
         """The outputs of some rows, on the CPU."""
@@ -99,10 +108,10 @@ class LoadedWorkload:
             self._session.activate()
             LoadedWorkload._active = weakref.ref(self)
         num_rows = sum(int(part[0].shape[0]) for part in parts)
-        size = max(num_rows, min(self._full, 1 << (num_rows - 1).bit_length())) if self._pads else num_rows
+        size = self._padded(num_rows, _shapes(parts[0]))
         columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
         batch = self._session.place(self._batch_of(columns, size))
-        out = self._replay(batch, columns, size) if self._session.spec.graph else self._session.infer_on(batch)
+        out = self._replay(batch, columns, size) if self._session.spec.graph else self._infer(batch, _shapes(columns))
         return self._returning(out[:num_rows])
 
     def resident(self, parts: Sequence[Rows]) -> Callable[[], None]:
@@ -115,7 +124,7 @@ class LoadedWorkload:
             if self._session.spec.graph:
                 self._replay(batch, columns, size)
             else:
-                self._session.infer_on(batch)
+                self._infer(batch, _shapes(columns))
             if self._copies is not None:
                 torch.cuda.synchronize(self._session.device)
 
@@ -144,21 +153,31 @@ class LoadedWorkload:
             tensors[place] = tensor
         return self._pattern.fill(tensors)
 
+    def _infer(self, batch: Any, shapes: tuple[Any, ...]) -> Tensor:
+        """One pass as it is; rows of a shape that was not expected are not compiled for, which can take minutes."""
+        if self._record_from == 1:
+            self._expected.add(shapes)
+        if self._session.spec.compile and shapes not in self._expected:
+            return self._session.infer_on(batch, self._session.plain_model)
+        return self._session.infer_on(batch)
+
     def _replay(self, batch: Any, columns: Sequence[Tensor], size: int) -> Tensor:
-        key = (size, *(tuple(t.shape[1:]) for t in columns))
+        shapes = _shapes(columns)
+        key = (size, *shapes)
         if key not in self._graphs:
             self._met[key] += 1
             if len(self._graphs) >= MOST_GRAPHS or self._met[key] < self._record_from:
-                return self._session.infer_on(batch)
-            self._graphs[key] = self._recorded(batch)
+                return self._infer(batch, shapes)
+            self._graphs[key] = self._recorded(batch, shapes)
         return self._graphs[key](batch).clone()  # the next replay overwrites it while it may still be copied
 
-    def _recorded(self, batch: Any) -> GraphedStep:
+    def _recorded(self, batch: Any, shapes: tuple[Any, ...]) -> GraphedStep:
         """A pass over batches of this shape. All share one room: replays follow one another, and outputs are copied."""
         if self._recorder is None:
             self._recorder = Recorder(self._session.device)
         model, recorder = self._session.plain_model, self._recorder
-        return GraphedStep(self._session.infer_on, batch, model=model, optimizer=None, recorder=recorder)
+        step = partial(self._infer, shapes=shapes)
+        return GraphedStep(step, batch, model=model, optimizer=None, recorder=recorder)
 
     def _forget_recordings(self) -> None:
         self._graphs.clear()
@@ -196,6 +215,11 @@ def arm_on(text: str, device: str) -> ArmSpec:
     if arm.device != place.type:
         raise UsageError(f"arm {text!r} cannot run on device {device!r}", expected=f"an arm of {place.type}")
     return dataclasses.replace(arm, index=place.index or 0)
+
+
+def _shapes(rows: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Of one row's tensors."""
+    return tuple(tuple(t.shape[1:]) for t in rows)
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -194,11 +194,12 @@ class Session:
     def _step_on(self, batch: Batch) -> Tensor:
         return self.train_on(batch) if self.mode == "train" else self.infer_on(batch)
 
-    def infer_on(self, batch: Batch) -> Tensor:
+    def infer_on(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """The output for a batch; ``model`` is another than the arm's own, such as the one that is not compiled."""
         import torch
 
         with torch.inference_mode(), self.autocast():
-            return self.workload.predict(self.model, batch)
+            return self.workload.predict(self.model if model is None else model, batch)
 
     def backward_on(self, batch: Batch) -> Tensor:
         """The mean loss of a batch; its gradients are left in the model, unscaled."""

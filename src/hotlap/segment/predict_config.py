@@ -83,9 +83,9 @@ class SegmentPredictConfig:
         if self.arm:
             check_arm(self.arm)
 
-    def tiles(self, batch: int) -> TileConfig:
-        """How pictures are cut, with so many tiles to a batch."""
-        return TileConfig(tile=self.tile, overlap=self.overlap, batch=batch)
+    def tiles(self, batch: int, small_batch: int = 0) -> TileConfig:
+        """How pictures are cut, with so many tiles to a batch, and so many small ones at most."""
+        return TileConfig(tile=self.tile, overlap=self.overlap, batch=batch, small_batch=small_batch)
 
     def split(self) -> SplitConfig:
         """How maps become objects."""

@@ -109,7 +109,8 @@ def predict_folder(
     if "xlsx" in config.formats:
         require_openpyxl()
     predictor = predictor or load_predictor(config, emit)
-    batch = chosen_batch(config, predictor.name) or predictor.batch
+    batch = chosen_batch(config, predictor.name)
+    tiles = config.tiles(batch) if batch else config.tiles(predictor.batch, predictor.small_batch)
     done = Done(config.out, _settings(config, predictor))
     for impl, reason in choose_impl().against.items():
         emit(events.warn(f"results take seconds a picture: impl={impl!r} cannot run here ({reason}); {_REMEDY}"))
@@ -117,7 +118,7 @@ def predict_folder(
     began, loaded_before = perf_counter(), predictor.load_s
     tally = _Tally()
     try:
-        _run(config, config.tiles(batch), files, predictor, done, tally, emit)
+        _run(config, tiles, files, predictor, done, tally, emit)
     except BaseException as error:
         # Tables are of all that is finished, also of what this run has not come to.
         before = {entry["name"]: entry for name in files for entry in done.pages(name)[0]}
@@ -129,8 +130,9 @@ def predict_folder(
         raise
     finally:
         emit(events.finish(TASK))
-    entries = _in_order(tally.entries)
+    entries, since = _in_order(tally.entries), perf_counter()
     tables = write_tables(config.out, entries, config.formats, config.category)
+    tally.results_s += perf_counter() - since
     warm_up = predictor.load_s - loaded_before
     wall = perf_counter() - began - warm_up
     network = max(0.0, wall - tally.read_s - tally.results_s)

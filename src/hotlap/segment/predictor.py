@@ -19,7 +19,7 @@ from hotlap.base import events
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
-from hotlap.device.memory import is_out_of_memory
+from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.device.seed import rng_state, set_rng_state
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import ArmSpec, parse_arm
@@ -51,6 +51,7 @@ class Predictor:
         *,
         arm: ArmSpec,
         batch: int = BATCH,
+        small_batch: int = 0,
         names: tuple[str, ...] = MAPS,
         name: str = "",
         digest: str = "",
@@ -60,13 +61,16 @@ class Predictor:
         self.device = torch.device(arm.torch_device)
         self.batch = batch
         """Tiles that should go through together; less after :meth:`load` has found that they do not fit."""
+        self.small_batch = small_batch
+        """Of smaller tiles, so many at most: the batch that was measured, with images smaller than a tile."""
         self.digest = digest
         """Of the weights: results of other weights are other results."""
         self.load_s = 0.0
         """Seconds that loading and warming up took, once that has happened."""
         self._emit = emit
         self._loaded: _Loaded | None = None
-        self._most: int | None = None
+        self._most_pixels: int | None = None
+        """Of tiles that go through together, once more of them have not fitted."""
 
     @property
     def is_loaded(self) -> bool:
@@ -99,13 +103,8 @@ class Predictor:
         finally:
             set_rng_state(chance)
         if loaded.signature.rows < rows:
-            self.batch = self._most = loaded.signature.rows
-            self._emit(
-                events.warn(
-                    f"batch = {rows} tiles of {height}x{width} do not fit the memory of {self.device}: "
-                    f"{self.batch} go through the network together. --batch {self.batch} spares the attempt."
-                )
-            )
+            self.batch = loaded.signature.rows
+            self._go_on_with(self.batch, rows, height, width)
         self._loaded = loaded
         self.load_s = perf_counter() - began
         return loaded
@@ -116,24 +115,41 @@ class Predictor:
             raise UsageError(f"tiles are {tiles.dtype}", expected="bytes, torch.uint8 from 0 to 255")
         num, _, height, width = tiles.shape
         loaded = self._loaded or self.load(num, height, width)
-        num = min(num, self._most or num)
-        try:
-            found = [loaded.begin([(part,)])()[0] for part in tiles.split(num)]
-            return found[0] if len(found) == 1 else torch.cat(found)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"batch = {num} tiles of {height}x{width} do not fit the memory of {self.device}",
-                remedy="Give a smaller --batch or --tile; what was finished is kept",
-            ) from error
+        if self._most_pixels is not None:
+            num = min(num, max(1, self._most_pixels // (height * width)))
+        while True:
+            try:
+                found = [loaded.begin([(part,)])()[0] for part in tiles.split(num)]
+                return found[0] if len(found) == 1 else torch.cat(found)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if num == 1:
+                    raise OutOfMemory(
+                        f"batch = 1 tile of {height}x{width} does not fit the memory of {self.device}",
+                        remedy="Give a smaller --tile; what was finished is kept",
+                    ) from error
+            loaded.make_room()  # only now: the error has held on to what was computed
+            self._go_on_with(num // 2, num, height, width)
+            num //= 2
+
+    def _go_on_with(self, num: int, tried: int, height: int, width: int) -> None:
+        """Sends fewer tiles through together from now on, and says so."""
+        self._most_pixels = num * height * width
+        self._emit(
+            events.warn(
+                f"batch = {tried} tiles of {height}x{width} do not fit the memory of {self.device}: "
+                f"{num} go through the network together. --batch {num} spares the attempt."
+            )
+        )
 
 
 class _Loaded(LoadedWorkload):
     """A network whose maps stay on the device, where those of a picture's tiles are blended."""
 
     def __init__(self, workload: TileWorkload, arm: ArmSpec, rows: int, first: int) -> None:
-        self._first = first
+        self._first, self._compiles = first, bool(arm.compile)
+        self._whole: tuple[int, tuple[Any, ...]] = 0, ()
         super().__init__(workload, arm, rows, widen=False)
 
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
@@ -144,7 +160,22 @@ class _Loaded(LoadedWorkload):
         """Up to the first batch only: it is small where few pictures are left, for which no more need be compiled."""
         asked = min(rows, 1 << (self._first - 1).bit_length() if self._pads else self._first)
         fits, out = super()._warm(example, asked)
+        if self._compiles:
+            self._whole = fits, tuple(tuple(t.shape[1:]) for t in example)
         return rows if fits == asked else fits, out
+
+    def _sizes(self, rows: int) -> set[int]:
+        return {rows} if self._compiles else super()._sizes(rows)
+
+    def _padded(self, num_rows: int, shapes: tuple[Any, ...]) -> int:
+        """A smaller batch, as the last, is filled up to the one that was compiled: minutes for it would not pay."""
+        whole, of_shapes = self._whole
+        return whole if num_rows <= whole and shapes == of_shapes else super()._padded(num_rows, shapes)
+
+    def make_room(self) -> None:
+        """Gives back the memory of recordings; what comes often is recorded again."""
+        self._forget_recordings()
+        release_memory()
 
     def _returning(self, out: Tensor) -> Callable[[], Rows]:
         return lambda: (out,)
@@ -155,15 +186,18 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
     device = _device(config)
     file = find_weights(config)
     net = load_net(file, config.model if config.weights is not None else None, config.width)
-    arm, batch = config.arm, chosen_batch(config, net.name)
+    arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
     if config.tuned and not arm:
         profile = _profile(net, file, device, emit, store)
         if profile is not None:
-            arm, batch = profile.arm, batch or _batch_of(profile, config.tile, emit)
+            arm = profile.arm
+            if batch is None:
+                batch, small_batch = _batch_of(profile, config.tile, emit), profile.batch
     return Predictor(
         net.model,
         arm=arm_on(arm, device),
         batch=batch or BATCH,
+        small_batch=small_batch,
         names=net.names,
         name=net.name,
         digest=net.digest,
@@ -221,7 +255,8 @@ def _batch_of(profile: TunedProfile, tile: int, emit: Emit) -> int:
     batch = max(1, profile.batch * side**2 // tile**2)
     emit(
         events.note(
-            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time."
+            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time, "
+            f"smaller ones up to {profile.batch}."
         )
     )
     return batch

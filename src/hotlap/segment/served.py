@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import ConfigError, DataError
+from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.data.micrograph import normalise, pictures_in
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
@@ -149,8 +149,15 @@ class UNetServable(WorkloadServable):
     def load(self, device: str) -> LoadedWorkload:
         if self._spec.weights:
             file = Path(self._spec.weights)
-            if recognise(read_weights(file), file, "unet")[2] == 1:
+            num_maps = recognise(read_weights(file), file, "unet")[2]
+            if num_maps == 1:
                 return self._objects.load(device)
+            if num_maps == len(MAPS) and "classes" not in self._spec.options:
+                raise UsageError(
+                    f"weights = {str(file)!r} predict {num_maps} maps, which may be classes or those of cells",
+                    remedy="Serve what 'hotlap segment train' has learned as 'hotlap serve cells --set "
+                    f"workload.model=unet', and classes with --set workload.classes={num_maps}",
+                )
         return super().load(device)
 
     def decode(self, body: bytes, options: Mapping[str, Any], signature: Signature) -> Decoded:

@@ -36,6 +36,8 @@ class TileConfig:
     """A picture smaller than a tile becomes one whose sides are a multiple of this, so that few shapes occur."""
     batch: int = 8
     """Tiles that go through the network together."""
+    small_batch: int = 0
+    """So many at most of smaller tiles, which have no more pixels than a batch of whole ones; 0 for ``batch``."""
     most_waiting: int = 256
     """Tiles that may wait for others of their shape; when more do, the fullest shape goes on without them."""
 
@@ -48,6 +50,10 @@ class TileConfig:
             raise ConfigError(f"overlap = {self.overlap} is not valid", expected=f"at most half of tile = {self.tile}")
         if self.tile % self.multiple:
             raise ConfigError(f"tile = {self.tile} is not valid", expected=f"a multiple of {self.multiple}")
+
+    def batch_of(self, height: int, width: int) -> int:
+        """Tiles of this size that go through the network together."""
+        return max(self.batch, min(self.small_batch, self.batch * self.tile**2 // (height * width)))
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def _batches(pictures: Iterable[np.ndarray], config: TileConfig) -> Iterator[lis
         for top, left in plan.places():
             queue = waiting.setdefault(shape, [])
             queue.append((canvas, top, left, cut(picture, plan, top, left)))
-            if len(queue) == config.batch:
+            if len(queue) == config.batch_of(*shape):
                 yield waiting.pop(shape)
         while sum(map(len, waiting.values())) > config.most_waiting:
             yield waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
