@@ -215,6 +215,66 @@ def test_two_models_are_compared_side_by_side(chromium, no_hang):
         expect(page.tab.locator("#said")).to_contain_text("squares")
 
 
+def test_a_picture_that_the_other_model_refuses_is_sent_to_it_once(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.service.refuse = [(422, "wheels does not take it.", 0)] * 20
+        page.press("c")
+        expect(page.tab.locator("#otherSaid")).to_have_text("wheels does not take it.")
+        page.tab.wait_for_timeout(500)
+        assert len(page.service.refuse) == 19
+        page.service.refuse = []
+        page.press("c", "c")
+        expect(page.tab.locator("#otherSaid")).to_contain_text("2 objects")
+
+
+def test_objects_of_the_other_model_are_measured_in_the_scale_that_holds_when_they_are_taken(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.press("c")
+        expect(page.tab.locator("#agreed")).to_contain_text("same in both")
+        page.tab.fill("#scale", "0.5")
+        page.tab.keyboard.press("Enter")
+        page.tab.click("#takeOther")
+        expect(page.tab.locator("#said")).to_contain_text("wheels")
+        wheels = [len(thing["polygon"]) for thing in page.service.objects["wheels"]]
+        while wheels not in [
+            [len(thing["polygon"]) for thing in sent["objects"]]
+            for path, sent in page.service.asked
+            if path == "measure" and sent["um_per_px"] == 0.5
+        ]:
+            page.tab.wait_for_timeout(20)
+
+
+def test_undo_brings_objects_back_from_a_run_that_gave_classes(chromium, no_hang):
+    with with_objects(chromium) as page:
+        plain = page.service.segment
+
+        def classes(*given):
+            told = plain(*given)
+            del told["objects"]
+            return {**told, "classes": [{"class": 1, "share": 0.5, "box": [0, 0, 9, 9]}]}
+
+        page.service.segment = classes
+        page.tab.click("#run")
+        expect(page.tab.locator("#said")).to_contain_text("gives classes")
+        page.press("Control+z")
+        expect(page.tab.locator("#said")).to_contain_text("2 objects")
+        page.press("Control+s")
+        expect(page.tab.locator("#export")).to_be_visible()
+        page.press("Escape", "Control+y")
+        expect(page.tab.locator("#said")).to_contain_text("gives classes")
+
+
+def test_two_tabs_keep_their_pictures_apart(chromium, no_hang):
+    with opened(chromium) as first:
+        second = Driver(first.tab.context.new_page(), first.port, first.service)
+        for page, name in ((first, "a.png"), (second, "b.png")):
+            page.give(name)
+            page.wait_for(1, "done")
+            page.tab.wait_for_selector("html[data-kept]")
+        first.tab.reload()
+        expect(first.tab.locator("#pictures .name")).to_have_text(["a.png", "b.png"])
+
+
 def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
     with with_objects(chromium) as page:
         page.tab.locator("#threshold").fill("0.3")

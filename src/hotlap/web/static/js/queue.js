@@ -101,7 +101,8 @@ function finish(task, answer) {
     setAnswer(picture, told);
     say("answered", picture);
   } else {
-    show(task, { state: "done", objects: takeObjects(answer.objects ?? []), threshold: task.threshold });
+    const { threshold, umPerPx } = task;
+    show(task, { state: "done", objects: takeObjects(answer.objects ?? []), threshold, umPerPx });
   }
 }
 
