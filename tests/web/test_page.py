@@ -31,6 +31,9 @@ OFF_SCREEN = """() => [document.documentElement, ...document.querySelectorAll("#
   .filter((element) => element.checkVisibility())
   .filter((element) => Math.max(element.getBoundingClientRect().right, element.scrollWidth) > innerWidth + 1)
   .map((element) => element.id || element.tagName)"""
+SQUEEZED = """() => [...document.querySelectorAll("#servicePanel > section")]
+  .filter((element) => element.checkVisibility() && element.clientHeight < element.scrollHeight)
+  .map((element) => element.innerText)"""
 LOOSE_WORDS = """() => {
   const loose = [];
   const outside = (element) => !element.closest("[translate=no], option, noscript, style, script, title");
@@ -339,6 +342,8 @@ def test_every_word_changes_with_the_language(chromium, no_hang):
         tab.wait_for_selector("#runRows tr")
         tab.click("#tab-service")
         tab.wait_for_selector("#modelRows tr")
+        devices = ["cuda:0 [[ready]]", "cuda:1 [[starting again]]", "cuda:2 [[failed: gone]]"]
+        assert tab.locator("#devices li").all_inner_texts()[:3] == devices
         assert "[[" in page.text("#bar")
         assert tab.evaluate(LOOSE_WORDS) == []
         assert tab.evaluate(NAMELESS) == []
@@ -425,3 +430,6 @@ def test_a_phone_shows_the_picture_and_its_tools(chromium, no_hang):
         for tool in ("#canvas", "#mode-edit", "#exportButton", "#tab-objects"):
             expect(page.tab.locator(tool)).to_be_in_viewport()
         assert page.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        page.tab.click("#tab-service")
+        page.tab.wait_for_selector("#modelRows tr", state="attached")
+        assert page.tab.evaluate(SQUEEZED) == []
