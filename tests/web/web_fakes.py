@@ -74,15 +74,17 @@ def client_of(service, **options):
 
 
 @contextlib.contextmanager
-def listening(service, store=None, **guard):
+def listening(service, store=None, head_s=30.0, **guard):
     """The service behind a real socket."""
     import uvicorn
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import GuardSettings
+    from hotlap.web.slow_heads import watch_heads
 
     app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0), store=store)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
+    watch_heads(server, head_s, 0.0)
     door = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
     thread.start()
