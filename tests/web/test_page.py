@@ -247,6 +247,28 @@ def test_objects_of_the_other_model_are_measured_in_the_scale_that_holds_when_th
             page.tab.wait_for_timeout(20)
 
 
+def test_objects_and_edits_stay_when_another_run_fails(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.click(70, 20)
+        page.press("Delete")
+        page.service.refuse = [(504, "The deadline passed.", 0)]
+        page.tab.click("#run")
+        expect(page.tab.locator("#notices")).to_contain_text("The deadline passed.")
+        expect(page.tab.locator("#pictures .why")).to_have_text("The deadline passed.")
+        expect(page.tab.locator("#said")).to_contain_text("1 object")
+        expect(page.tab.locator("#fault")).to_be_hidden()
+        page.press("Control+s")
+        expect(page.tab.locator("#export")).to_be_visible()
+
+
+def test_the_slider_keeps_only_the_keys_that_move_it(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.tab.focus("#threshold")
+        page.press("ArrowRight", "e")
+        expect(page.tab.locator("#mode-edit")).to_have_attribute("aria-pressed", "true")
+        assert float(page.tab.input_value("#threshold")) > 0.5
+
+
 def test_undo_brings_objects_back_from_a_run_that_gave_classes(chromium, no_hang):
     with with_objects(chromium) as page:
         plain = page.service.segment
