@@ -73,6 +73,18 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_client_to_confirm_thei
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_connections_that_never_send_a_request_are_looked_for(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("fastapi")
+    import uvicorn
+
+    (tmp_path / "own.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: ran.append(server.config))
+    run_cli(["serve", "own.py:mlp", "--input", "8", "--port", "0", "--device", "cpu"], capsys)
+    assert ran[0].callback_notify is not None and ran[0].timeout_notify == 5
+
+
 def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     code, _, err = run_cli(["serve", "unet"], capsys)

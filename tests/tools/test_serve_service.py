@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 import weakref
 
 import pytest
@@ -175,6 +176,26 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(serve):
 
     values, ended = asyncio.run(clients())
     assert (values, ended, runner.stops) == ([[0], [2], [4]], True, 1)
+
+
+def test_a_service_that_is_still_loading_ends_at_once(no_hang):
+    loaded, stopped = threading.Event(), threading.Event()
+
+    class Loading(FakeRunner):
+        def start(self):
+            assert loaded.wait(30)
+            return super().start()
+
+        def stop(self):
+            stopped.set()
+
+    service = Service({"double": FakeServable()}, [Loading()])
+    service.start()
+    began = time.monotonic()
+    assert not service.drain(20)
+    assert time.monotonic() - began < 10
+    loaded.set()
+    assert stopped.wait(10), "its runner is let go once it is there"
 
 
 def test_when_every_device_is_lost_nobody_waits_for_ever(serve):

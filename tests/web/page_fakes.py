@@ -83,7 +83,8 @@ class PageService:
         model = {"ready": True, "arm": "eager-fp32", "batch_rows": 8, "queued_rows": 0, "requests": 3, "shed": 0,
                  "oom_splits": 0, "mean_batch_rows": 2.5, "mean_queue_s": 0.01, "mean_request_s": 0.02}  # fmt: skip
         gpus = [{"name": "Card 9000", "memory_used_bytes": 2**33, "memory_bytes": 2**36}]
-        return {"ready": True, "draining": False, "workers": [{"device": "cuda:0", "state": "ready"}],
+        workers = [{"device": f"cuda:{i}", "state": s} for i, s in enumerate(("ready", "restarting", "failed: gone"))]
+        return {"ready": True, "draining": False, "workers": workers,
                 "models": dict.fromkeys(self.objects, model), "gpus": gpus}  # fmt: skip
 
 

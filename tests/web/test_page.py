@@ -31,6 +31,9 @@ OFF_SCREEN = """() => [document.documentElement, ...document.querySelectorAll("#
   .filter((element) => element.checkVisibility())
   .filter((element) => Math.max(element.getBoundingClientRect().right, element.scrollWidth) > innerWidth + 1)
   .map((element) => element.id || element.tagName)"""
+SQUEEZED = """() => [...document.querySelectorAll("#servicePanel > section")]
+  .filter((element) => element.checkVisibility() && element.clientHeight < element.scrollHeight)
+  .map((element) => element.innerText)"""
 LOOSE_WORDS = """() => {
   const loose = [];
   const outside = (element) => !element.closest("[translate=no], option, noscript, style, script, title");
@@ -215,6 +218,88 @@ def test_two_models_are_compared_side_by_side(chromium, no_hang):
         expect(page.tab.locator("#said")).to_contain_text("squares")
 
 
+def test_a_picture_that_the_other_model_refuses_is_sent_to_it_once(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.service.refuse = [(422, "wheels does not take it.", 0)] * 20
+        page.press("c")
+        expect(page.tab.locator("#otherSaid")).to_have_text("wheels does not take it.")
+        page.tab.wait_for_timeout(500)
+        assert len(page.service.refuse) == 19
+        page.service.refuse = []
+        page.press("c", "c")
+        expect(page.tab.locator("#otherSaid")).to_contain_text("2 objects")
+
+
+def test_objects_of_the_other_model_are_measured_in_the_scale_that_holds_when_they_are_taken(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.press("c")
+        expect(page.tab.locator("#agreed")).to_contain_text("same in both")
+        page.tab.fill("#scale", "0.5")
+        page.tab.keyboard.press("Enter")
+        page.tab.click("#takeOther")
+        expect(page.tab.locator("#said")).to_contain_text("wheels")
+        wheels = [len(thing["polygon"]) for thing in page.service.objects["wheels"]]
+        while wheels not in [
+            [len(thing["polygon"]) for thing in sent["objects"]]
+            for path, sent in page.service.asked
+            if path == "measure" and sent["um_per_px"] == 0.5
+        ]:
+            page.tab.wait_for_timeout(20)
+
+
+def test_objects_and_edits_stay_when_another_run_fails(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.click(70, 20)
+        page.press("Delete")
+        page.service.refuse = [(504, "The deadline passed.", 0)]
+        page.tab.click("#run")
+        expect(page.tab.locator("#notices")).to_contain_text("The deadline passed.")
+        expect(page.tab.locator("#pictures .why")).to_have_text("The deadline passed.")
+        expect(page.tab.locator("#said")).to_contain_text("1 object")
+        expect(page.tab.locator("#fault")).to_be_hidden()
+        page.press("Control+s")
+        expect(page.tab.locator("#export")).to_be_visible()
+
+
+def test_the_slider_keeps_only_the_keys_that_move_it(chromium, no_hang):
+    with with_objects(chromium) as page:
+        page.tab.focus("#threshold")
+        page.press("ArrowRight", "e")
+        expect(page.tab.locator("#mode-edit")).to_have_attribute("aria-pressed", "true")
+        assert float(page.tab.input_value("#threshold")) > 0.5
+
+
+def test_undo_brings_objects_back_from_a_run_that_gave_classes(chromium, no_hang):
+    with with_objects(chromium) as page:
+        plain = page.service.segment
+
+        def classes(*given):
+            told = plain(*given)
+            del told["objects"]
+            return {**told, "classes": [{"class": 1, "share": 0.5, "box": [0, 0, 9, 9]}]}
+
+        page.service.segment = classes
+        page.tab.click("#run")
+        expect(page.tab.locator("#said")).to_contain_text("gives classes")
+        page.press("Control+z")
+        expect(page.tab.locator("#said")).to_contain_text("2 objects")
+        page.press("Control+s")
+        expect(page.tab.locator("#export")).to_be_visible()
+        page.press("Escape", "Control+y")
+        expect(page.tab.locator("#said")).to_contain_text("gives classes")
+
+
+def test_two_tabs_keep_their_pictures_apart(chromium, no_hang):
+    with opened(chromium) as first:
+        second = Driver(first.tab.context.new_page(), first.port, first.service)
+        for page, name in ((first, "a.png"), (second, "b.png")):
+            page.give(name)
+            page.wait_for(1, "done")
+            page.tab.wait_for_selector("html[data-kept]")
+        first.tab.reload()
+        expect(first.tab.locator("#pictures .name")).to_have_text(["a.png", "b.png"])
+
+
 def test_a_new_threshold_runs_again_unless_edits_would_go(chromium, no_hang):
     with with_objects(chromium) as page:
         page.tab.locator("#threshold").fill("0.3")
@@ -279,6 +364,8 @@ def test_every_word_changes_with_the_language(chromium, no_hang):
         tab.wait_for_selector("#runRows tr")
         tab.click("#tab-service")
         tab.wait_for_selector("#modelRows tr")
+        devices = ["cuda:0 [[ready]]", "cuda:1 [[starting again]]", "cuda:2 [[failed: gone]]"]
+        assert tab.locator("#devices li").all_inner_texts()[:3] == devices
         assert "[[" in page.text("#bar")
         assert tab.evaluate(LOOSE_WORDS) == []
         assert tab.evaluate(NAMELESS) == []
@@ -365,3 +452,6 @@ def test_a_phone_shows_the_picture_and_its_tools(chromium, no_hang):
         for tool in ("#canvas", "#mode-edit", "#exportButton", "#tab-objects"):
             expect(page.tab.locator(tool)).to_be_in_viewport()
         assert page.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        page.tab.click("#tab-service")
+        page.tab.wait_for_selector("#modelRows tr", state="attached")
+        assert page.tab.evaluate(SQUEEZED) == []

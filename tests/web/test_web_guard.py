@@ -113,6 +113,37 @@ def test_a_client_that_hangs_in_the_middle_of_its_body_is_let_go(no_hang):
     assert service.counters.value("requests_total") == 0
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+@pytest.mark.parametrize("drip", [b"", b"X"], ids=["silent", "drop by drop"])
+def test_a_client_that_never_ends_the_head_of_a_request_is_let_go(before, drip, no_hang):
+    _, service = bright_service()
+    with listening(service, head_s=1.0) as address, socket.create_connection(address, timeout=20) as client:
+        if before:
+            client.sendall(before)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        client.settimeout(0.1)
+        for _ in range(100):
+            try:
+                if not client.recv(65536):
+                    return
+            except TimeoutError:
+                client.sendall(drip)
+            except ConnectionResetError:
+                return
+        pytest.fail("the connection is still open")
+
+
+def test_a_client_may_wait_for_its_answer_for_longer_than_for_its_head(no_hang):
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    body = picture()
+    with listening(service, head_s=0.1) as address, socket.create_connection(address, timeout=20) as client:
+        client.sendall(head(len(body)) + body)
+        threading.Timer(2.5, runner.gate.set).start()
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(no_hang, caplog):
     _, service = bright_service()
     with listening(service) as address:

@@ -86,6 +86,30 @@ def test_a_job_can_be_cancelled_and_bad_ones_are_refused(open_store, no_hang):
         assert client.get(f"{JOBS}/nothing/events").status_code == 404
 
 
+def test_a_cancelled_job_takes_its_files_out_of_the_line(open_store, no_hang):
+    runner, service = bright_service(max_delay_s=0.0)
+    runner.gate, runner.entered = threading.Event(), threading.Event()
+    with client_of(service, store=open_store()) as client:
+        job = begin(client, *[picture()] * 8).json()["id"]
+        assert runner.entered.wait(20)
+        client.post(f"{JOBS}/{job}/cancel")
+        while (status := client.get(f"{JOBS}/{job}").json())["state"] == "running":
+            time.sleep(0.01)
+        assert (status["state"], status["done"], status["failed"]) == ("cancelled", 0, 0)
+        assert service.line.depth("bright") == 0
+        forgotten = begin(client, *[picture()] * 2).json()["id"]
+        while service.line.depth("bright") < 2:
+            time.sleep(0.01)
+        client.delete(f"{JOBS}/{forgotten}")
+        while service.line.depth("bright"):
+            time.sleep(0.01)
+        runner.gate.set()
+        client.post(f"{JOBS}/{job}/retry")
+        while (status := client.get(f"{JOBS}/{job}").json())["state"] == "running":
+            time.sleep(0.01)
+    assert (status["state"], status["done"]) == ("done", 8)
+
+
 def watched(client, job, then):
     """The states that a watcher of a job hears; ``then`` is done once it has heard the first."""
     heard = []

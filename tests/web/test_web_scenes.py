@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-from web_fakes import client_of, picture
+from web_fakes import bright_service, client_of, picture
 
 from hotlap.data.splats import Splats, write_splats
 from hotlap.measure.servable import ModelSpec
@@ -107,6 +108,18 @@ def test_wrong_requests_are_told(client):
     ):
         answer = client.post(f"/api/v1/{path}", **sent)
         assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+@pytest.mark.parametrize("path", ["mesh", "render"])
+def test_a_model_that_is_still_loaded_need_not_be_named(path, no_hang):
+    runner, service = bright_service()
+    loaded, start = threading.Event(), runner.start
+    runner.start = lambda: loaded.wait(30) and start()
+    with client_of(service, ready=False) as client:
+        sent = {"json": CAMERA} if path == "render" else {"files": [("files", ("a.png", picture()))]}
+        answer = client.post(f"/api/v1/{path}", **sent)
+        loaded.set()
+    assert (answer.status_code, "Retry-After" in answer.headers) == (503, True), answer.text
 
 
 def test_models_say_what_they_answer(client):

@@ -58,31 +58,33 @@ def bright_service(**settings):
 
 @contextlib.contextmanager
 def client_of(service, **options):
-    """A client of the service, once it is ready."""
+    """A client of the service, once it is ready, or at once where ``ready`` is False."""
     from starlette.testclient import TestClient
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import GuardSettings
 
     of_app = {k: options.pop(k) for k in ("max_files", "runs") if k in options}
-    guard = GuardSettings(**{k: v for k, v in options.items() if k not in ("base_url", "store")})
+    guard = GuardSettings(**{k: v for k, v in options.items() if k not in ("base_url", "store", "ready")})
     settings = AppSettings(**{"guard": guard, "max_files": 8, "drain_s": 5.0, **of_app})
     app = create_app(service, settings, store=options.get("store"))
     with TestClient(app, base_url=options.get("base_url", "http://127.0.0.1"), raise_server_exceptions=False) as client:
-        assert service.wait_until_ready(120)
+        assert not options.get("ready", True) or service.wait_until_ready(120)
         yield client
 
 
 @contextlib.contextmanager
-def listening(service, store=None, **guard):
+def listening(service, store=None, head_s=30.0, **guard):
     """The service behind a real socket."""
     import uvicorn
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import GuardSettings
+    from hotlap.web.slow_heads import watch_heads
 
     app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0), store=store)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
+    watch_heads(server, head_s, 0.0)
     door = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
     thread.start()

@@ -62,8 +62,9 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
 
     @routes.post("/{job}/cancel", responses={404: FAULTS[404]})
     async def cancel(job: str) -> dict[str, Any]:
-        """Lets no more of its files begin."""
+        """Lets no more of its files begin, and takes back those that wait for the model."""
         await asyncio.to_thread(store.cancel, job)
+        runner.cancel(job)
         return await asyncio.to_thread(store.status, job)
 
     @routes.post("/{job}/retry", responses={404: FAULTS[404]})
@@ -77,6 +78,7 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
     async def delete(job: str) -> Response:
         """Forgets the job and its results."""
         await asyncio.to_thread(store.delete, job)
+        runner.cancel(job)
         return Response(status_code=204)
 
     return routes

@@ -113,9 +113,13 @@ async def _file(
 
 def _model(service: Service, given: Mapping[str, str], answers: str) -> str:
     """The model that is named, or the only one that answers so; one that answers otherwise is refused."""
-    known = [name for name, said in service.status()["models"].items() if said["answers"] == answers]
+    stand = {name: said["answers"] for name, said in service.status()["models"].items()}
+    known = [name for name, said in stand.items() if said == answers]
     named = given.get("model") or (known[0] if len(known) == 1 else "")
     if not named:
+        for name, said in stand.items():
+            if said is None:  # what a model answers with is known once it is loaded
+                service.signature(name)
         raise UsageError(
             "model is not named", expected=f"one of {', '.join(known)}" if known else f"one with a {answers}"
         )

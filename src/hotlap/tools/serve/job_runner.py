@@ -26,6 +26,14 @@ class JobRunner:
         # Half of the line stays free for clients who wait at their screens.
         self._at_once = max(1, service.settings.queue_rows // 2)
         self._woken = asyncio.Event()
+        self._answering: dict[asyncio.Task[bytes], str] = {}
+        """Files on their way through the service, with their jobs."""
+
+    def cancel(self, job: str) -> None:
+        """Takes a job's files out of the service; they wait again, until the job is retried."""
+        for answering, of in self._answering.items():
+            if of == job:
+                answering.cancel()
 
     def wake(self) -> None:
         """Says that something was added."""
@@ -70,12 +78,12 @@ class JobRunner:
     async def _run_one(self, work: Work) -> None:
         try:
             options: dict[str, Any] = {**work.options, "filename": work.name}
-            answer = await self._service.answer_json(work.model, work.body, options, DEADLINE_S, behind=True)
+            answer = await self._answered(work, options)
         except (QueueFull, ShuttingDown, NotReady) as error:
             await asyncio.sleep(error.retry_after_s)
             await self._stored(self._store.put_back, work)
         except asyncio.CancelledError:
-            self._store.put_back(work)
+            await asyncio.to_thread(self._store.put_back, work)
             raise
         except HotlapError as error:
             again = not isinstance(error, UsageError)
@@ -85,3 +93,13 @@ class JobRunner:
             await self._stored(self._store.fail, work, "The service failed; its log says how.", again=False)
         else:
             await self._stored(self._store.finish, work, answer)
+
+    async def _answered(self, work: Work, options: dict[str, Any]) -> bytes:
+        """The answer to one file. It is a task of its own: a cancelled job ends this, and not what is being stored."""
+        asked = self._service.answer_json(work.model, work.body, options, DEADLINE_S, behind=True)
+        answering = asyncio.create_task(asked)
+        self._answering[answering] = work.job
+        try:
+            return await answering
+        finally:
+            del self._answering[answering]

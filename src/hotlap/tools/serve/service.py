@@ -291,7 +291,11 @@ class Service:
         while any(model.inside for model in self._models.values()) and time.monotonic() < until:
             time.sleep(0.01)
         self.line.close()
-        ended = [worker.join(max(0.0, until - time.monotonic())) for worker in self.workers]
+        ended = []
+        for worker in self.workers:
+            # One that still loads its models has nothing to answer; it ends by itself, or with this process.
+            loads = worker.state in ("loading", "restarting")
+            ended.append(worker.join(0.0 if loads else max(0.0, until - time.monotonic())))
         self._pool.shutdown(wait=False)
         self._desk.stop()
         return all(ended)

@@ -58,9 +58,9 @@ function touch(picture) {
 
 /** Puts back what was there when the page was left; what had no answer yet is sent again. */
 function restore({ name, file, objects, ...facts }) {
-  const { model, threshold, umPerPx, edited } = facts;
+  const { model, threshold, umPerPx, edited, classes } = facts;
   const history = objects ? new History(takeObjects(objects)) : null;
-  if (history) setOrigin(history.objects, { model, threshold, umPerPx, edited });
+  if (history) setOrigin(history.objects, { model, threshold, umPerPx, edited, classes });
   const picture = addPicture(name, file, { ...facts, history, state: history ? "done" : "cancelled" });
   if (!history && work.model) enqueue(picture, "main");
 }

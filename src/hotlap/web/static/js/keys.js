@@ -91,13 +91,14 @@ const named = (event) => {
 /** Whether an element uses keys itself. */
 const types = (element) =>
   element.closest("dialog[open]") !== null || ["TEXTAREA", "SELECT"].includes(element.tagName)
-  || (element.tagName === "INPUT" && element.type !== "checkbox");
+  || (element.tagName === "INPUT" && !["checkbox", "range"].includes(element.type));
 
 function pressed(event) {
   if (types(event.target)) return;
   const name = named(event);
   const onButton = event.target.closest("button, a, [role=tab], [role=separator], summary") !== null;
   if (onButton && ["enter", " ", "arrowleft", "arrowright", "arrowup", "arrowdown"].includes(name)) return;
+  if (event.target.type === "range" && /^(arrow|page|home|end)/.test(name)) return;
   if (name === " ") {
     setSpace(true);
     event.preventDefault();

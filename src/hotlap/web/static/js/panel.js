@@ -10,6 +10,8 @@ import { clock, fixed, number, onLanguage, word } from "./words.js";
 const GIB = 2 ** 30;
 const JOBS_MS = 2000;
 const HISTORY = 60;
+/** Of a device that there are words for. */
+const STATES = ["loading", "ready", "restarting", "failed"];
 
 const depths = [];
 let jobs = [];
@@ -64,9 +66,9 @@ function renderModels(models) {
 
 function renderDevices(status) {
   const workers = status.workers.map(({ device, state }) => {
-    const good = state === "ready";
-    const said = good ? word("service.ready") : data(state);
-    return make("li", { class: good ? "good" : "poor" }, data(device), " ", said);
+    const [kind, ...why] = state.split(": ");
+    const said = STATES.includes(kind) ? word(`service.${kind}`, { why: why.join(": ") }) : data(state);
+    return make("li", { class: kind === "ready" ? "good" : "poor" }, data(device), " ", said);
   });
   const cards = (status.gpus ?? []).map((gpu) => {
     const used = `${number(gpu.memory_used_bytes / GIB)} / ${number(gpu.memory_bytes / GIB)} GiB`;

@@ -73,7 +73,9 @@ async function run(task) {
         show(task, { state: "held", sent: 0, error: error.message });
         await new Promise((wake) => setTimeout(wake, 1000 * Math.max(1, error.retryAfterS)));
       } else {
-        show(task, { state: "failed", error: error.message });
+        // A picture that has an answer keeps it, with its edits, when another run fails.
+        const kept = task.kind === "main" && task.picture.history;
+        show(task, { state: kept ? "done" : "failed", error: error.message });
         say("notice", { key: "notice.failed", values: { name: task.picture.name, why: error.message }, kind: "error" });
         return;
       }
@@ -101,7 +103,8 @@ function finish(task, answer) {
     setAnswer(picture, told);
     say("answered", picture);
   } else {
-    show(task, { state: "done", objects: takeObjects(answer.objects ?? []), threshold: task.threshold });
+    const { threshold, umPerPx } = task;
+    show(task, { state: "done", objects: takeObjects(answer.objects ?? []), threshold, umPerPx });
   }
 }
 

@@ -179,11 +179,15 @@ function tellPlace(point) {
 function takeOther() {
   const { other: found } = work.current;
   if (found?.state !== "done") return;
-  takeAnswer(found.objects, { model: found.model, threshold: found.threshold, umPerPx: work.current.umPerPx });
+  const { umPerPx } = work.current;
+  // An object that was measured in another scale is measured again when it is another object.
+  const objects = found.umPerPx === umPerPx ? found.objects : found.objects.map((object) => ({ ...object }));
+  takeAnswer(objects, { model: found.model, threshold: found.threshold, umPerPx });
 }
 
-/** Sends the current picture to the model that it is compared with, where its answer is not there yet. */
-function compareCurrent() {
+/** Sends the current picture to the model that it is compared with, where its answer is not there yet. One that was
+ *  refused is sent again when another choice is made, and not by itself. */
+function compareCurrent(choice) {
   const panes = byId("panes");
   if (panes.classList.contains("comparing") !== work.comparing) {
     panes.classList.toggle("comparing", work.comparing);
@@ -194,7 +198,7 @@ function compareCurrent() {
   const picture = work.current;
   if (!work.comparing || !picture || !work.otherModel) return;
   const { other: found } = picture;
-  const fresh = found?.model === work.otherModel && found.state !== "failed"
+  const fresh = found?.model === work.otherModel && (found.state !== "failed" || choice === undefined)
     && (found.threshold ?? work.threshold) === work.threshold;
   if (!fresh) enqueue(picture, "other");
   draw();

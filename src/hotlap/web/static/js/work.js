@@ -47,7 +47,8 @@ export const onlySelected = () => (work.selected.size === 1 ? objectById([...wor
 
 export function addPicture(name, file, known = {}) {
   const picture = {
-    key: nextKey, name, file, state: "waiting", sent: 0, error: "", width: 0, height: 0, history: null,
+    // Tabs keep their pictures in one place: the time tells their keys apart.
+    key: Math.max(nextKey, Date.now()), name, file, state: "waiting", sent: 0, error: "", width: 0, height: 0, history: null,
     classes: null, model: "", threshold: 0, umPerPx: null, edited: false, seconds: null, other: null, ...known,
   };
   nextKey = Math.max(nextKey, picture.key) + 1;
@@ -83,19 +84,21 @@ export const pictureChanged = (picture) => {
   if (picture === work.current) say("picture");
 };
 
-/** Says where a list of objects comes from: {model, threshold, umPerPx, edited}. It travels with undo and redo. */
-export const setOrigin = (objects, origin) => origins.set(objects, { edited: false, ...origin });
+/** Says where a list of objects comes from: {model, threshold, umPerPx, edited}, and which classes were found in its
+ *  place. It travels with undo and redo. */
+export const setOrigin = (objects, origin) => origins.set(objects, { edited: false, classes: null, ...origin });
 
 const tellOrigin = (picture) => Object.assign(picture, origins.get(picture.history.objects));
 
 /** Puts an answer into its place; what was there before, edits too, can be had back with undo. */
 export function setAnswer(picture, answer) {
   const objects = takeObjects(answer.objects ?? []);
-  setOrigin(objects, { model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null });
+  const classes = answer.objects ? null : (answer.classes ?? []);
+  setOrigin(objects, { model: answer.model, threshold: answer.threshold, umPerPx: answer.um_per_px ?? null, classes });
   if (picture.history) picture.history.push(objects, "step.run");
   else picture.history = new History(objects);
   Object.assign(picture, {
-    state: "done", error: "", classes: answer.objects ? null : (answer.classes ?? []), seconds: answer.seconds,
+    state: "done", error: "", seconds: answer.seconds,
     width: answer.width ?? picture.width, height: answer.height ?? picture.height,
   });
   tellOrigin(picture);
