@@ -88,6 +88,12 @@ def test_other_strategies_learn_within_their_cap(trainer, changes):
     assert 400 < made.state.count <= 450
 
 
+def test_a_lazy_adam_is_judged_before_its_first_step(settings):
+    done = train_model(settings(preset="fast", steps=10, eval_every=5, densify_until=8))
+    assert done.record.status == "complete"
+    assert [row.step for row in read_journal(done.folder) if row.split == "eval"] == [0, 5, 10]
+
+
 def test_every_picture_is_shown_once_an_epoch_in_an_order_of_its_own(trainer):
     made = trainer()
     orders = [[made.camera_at(place) for place in range(14 * epoch, 14 * epoch + 14)] for epoch in (0, 1, 2)]

@@ -171,7 +171,7 @@ class Trainer:
 
     def model(self, *, flush: bool = True) -> Model:
         """The splats as they are now, to be drawn; without ``flush`` the training goes on as if nobody had looked."""
-        if flush:
+        if flush and self.step:  # before the first step nothing lags behind, and Adam has no rate to move it by
             self.state.flush()
         return Model(
             params={name: self.state.alive(name) for name in LEARNABLE},
