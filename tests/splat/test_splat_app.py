@@ -187,6 +187,7 @@ def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
         ("[3]", "camera 0 of .* is malformed: TypeError"),
         (CAMERA.replace('"fx": 1', '"fx": 0'), "fx = 0"),
         (CAMERA.replace("[0, 0, 0]", "[0, 0, NaN]"), "camera 0 .* not finite"),
+        (CAMERA.replace('"fx": 1', '"fx": 1e200'), "camera 0 .* beyond those of 32 bits"),
     ],
 )  # fmt: skip
 def test_paths_that_cannot_be_followed_are_refused(tmp_path, content, message):
@@ -194,6 +195,22 @@ def test_paths_that_cannot_be_followed_are_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         read_path(path)
+
+
+def test_a_camera_of_too_many_pixels_is_refused(trained, tmp_path):
+    path = tmp_path / "path.json"
+    path.write_text(CAMERA.replace('"width": 8', '"width": 1000000').replace('"height": 8', '"height": 1000000'))
+    config = SplatRenderConfig(model=str(trained), path=str(path), out=str(tmp_path / "out"), device="cpu")
+    with pytest.raises(ConfigError, match="frame_0000 would have 1000000x1000000 pixels"):
+        render(config)
+    assert len(render(replace(config, width=8))) == 1
+
+
+def test_a_video_without_two_pixels_a_side_is_refused(trained, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    out = str(tmp_path / "orbit.mp4")
+    with pytest.raises(ConfigError, match=r"orbit\.mp4' with pictures of 1x9 pixels"):
+        render(SplatRenderConfig(model=str(trained), path="orbit", frames=2, out=out, width=1, height=9, device="cpu"))
 
 
 def test_a_video_has_all_frames(trained, tmp_path):
