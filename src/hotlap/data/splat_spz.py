@@ -32,6 +32,8 @@ _MOST_RATIO = 1100
 _COLOR_SCALE = 0.15
 _FRACTION_BITS = 12
 _MOST_FIXED = (1 << 23) - 1
+_HAS_EXTENSIONS = 2
+"""A flag of the header: records of other programs follow the splats, and are left alone."""
 SH_BITS = (5, 4)
 """What is kept of coefficients of degree 1, and of higher ones, so that they pack well; as Niantic's program does."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 6, 12
@@ -61,7 +63,7 @@ def _read_gzip(path: Path, content: bytes) -> Splats:
         head = unpack.decompress(content, _HEAD.size)
         if len(head) < _HEAD.size:
             raise DataError(f"file {str(path)!r} is cut short: it unpacks to {len(head)} bytes")
-        magic, version, num, degree, fraction, _, _ = _HEAD.unpack(head)
+        magic, version, num, degree, fraction, flags, _ = _HEAD.unpack(head)
         if magic != MAGIC or version not in VERSIONS[:3]:
             raise DataError(
                 f"file {str(path)!r} is spz of version {version} in gzip, marked {magic!r}", expected="1 to 3"
@@ -72,6 +74,10 @@ def _read_gzip(path: Path, content: bytes) -> Splats:
         raise DataError(f"file {str(path)!r} is damaged: {error}", remedy="Copy or export the file again") from error
     if len(body) < sum(sizes):
         raise DataError(f"file {str(path)!r} is cut short: {num} splats need {sum(sizes)} bytes, {len(body)} are there")
+    if not unpack.eof and len(body) == sum(sizes):
+        raise DataError(f"file {str(path)!r} is cut short: its end is missing", remedy="Copy or export the file again")
+    if unpack.unused_data or (len(body) > sum(sizes) and not flags & _HAS_EXTENSIONS):
+        raise _goes_on(path, num)
     ends = np.cumsum([0, *sizes])
     streams = [body[start:end] for start, end in pairwise(ends)]
     return _decode(version, num, degree, fraction, streams)
@@ -80,7 +86,7 @@ def _read_gzip(path: Path, content: bytes) -> Splats:
 def _read_4(path: Path, content: bytes) -> Splats:
     if len(content) < _HEAD_4.size:
         raise DataError(f"file {str(path)!r} is cut short: {len(content)} bytes")
-    _, version, num, degree, fraction, _, num_streams, toc = _HEAD_4.unpack_from(content)
+    _, version, num, degree, fraction, flags, num_streams, toc = _HEAD_4.unpack_from(content)
     if version != 4:
         raise DataError(f"file {str(path)!r} is spz of version {version} without gzip", expected="4")
     sizes = _sizes(path, version, num, degree, len(content))
@@ -98,8 +104,17 @@ def _read_4(path: Path, content: bytes) -> Splats:
             raise DataError(f"file {str(path)!r}: stream {number} is {packed} bytes for {unpacked}, not for {size}")
         streams.append(_unpack_zstd(path, content[at : at + packed], size))
         at += packed
+    if at < len(content) and not flags & _HAS_EXTENSIONS:
+        raise _goes_on(path, num)
     full = iter(streams)
     return _decode(version, num, degree, fraction, [next(full) if size else b"" for size in sizes])
+
+
+def _goes_on(path: Path, num: int) -> DataError:
+    return DataError(
+        f"file {str(path)!r} goes on after its {num} splats, or its header is wrong",
+        remedy="Copy or export the file again",
+    )
 
 
 def _unpack_zstd(path: Path, packed: bytes, size: int) -> bytes:
