@@ -176,9 +176,7 @@ def test_coefficients_of_another_number_of_splats_are_refused(tmp_path):
         read_splats(tmp_path / "a.compressed.ply")
 
 
-def spz_3(
-    version=3, num=1, degree=0, turn=b"\x00\x00\x00\xc0", places=None, rest=b"", magic=b"NGSP", flags=0
-) -> bytes:
+def spz_3(version=3, num=1, degree=0, turn=b"\x00\x00\x00\xc0", places=None, rest=b"", magic=b"NGSP", flags=0) -> bytes:
     places = places or b"".join(value.to_bytes(3, "little", signed=True) for value in (4096, -8192, 2048))
     head = struct.pack("<4sIIBBBB", magic, version, num, degree, 12, flags, 0)
     return gzip.compress(head + places + b"\x80" + bytes([255, 0, 128]) + bytes([160, 0, 255]) + turn + rest, mtime=0)

@@ -260,6 +260,22 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
         export(SplatExportConfig(model=str(trained)))
 
 
+@pytest.mark.parametrize("name", ["a.ply", "a.spz"])
+def test_an_antialiased_model_is_drawn_so_wherever_it_is_exported_to(scene_folder, tmp_path, name):
+    run_folder, path = str(tmp_path / "run"), str(tmp_path / "path.json")
+    train(config_with(scene=str(scene_folder), out=run_folder, device="cpu", steps=2, sh_degree=0, strategy="none",
+                      start_scale=0.1, start_opacity=0.99, antialiased=True))  # fmt: skip
+    rows = json.loads((tmp_path / "run" / "cameras.json").read_text())
+    Path(path).write_text(json.dumps(rows[:1]))
+    file = export(SplatExportConfig(model=run_folder, out=str(tmp_path / name)))
+    assert read_splats(file).antialiased and read_splats(file).take(np.arange(3)).with_degree(1).antialiased
+    drawn = [
+        picture(render(SplatRenderConfig(model=str(model), path=path, out=str(tmp_path / out), device="cpu"))[0])
+        for model, out in ((run_folder, "x"), (file, "y"))
+    ]
+    assert drawn[0].max() > 20 and np.abs(drawn[0] - drawn[1]).max() <= 8  # spz rounds a little
+
+
 def test_splats_that_cannot_be_drawn_are_exported_without_only_if_asked_for(trained, tmp_path):
     whole = read_splats(trained / "model.ply")
     raw = bytearray((trained / "model.ply").read_bytes())

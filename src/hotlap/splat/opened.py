@@ -34,7 +34,7 @@ class Opened:
     def model(self, device: torch.device) -> Model:
         """Ready to be drawn; a training's background and antialiasing come with it."""
         plain = as_model(self.splats, device, self.results.get("background"))
-        return dataclasses.replace(plain, antialiased=self.config.antialiased if self.config else False)
+        return dataclasses.replace(plain, antialiased=self.config.antialiased) if self.config else plain
 
 
 def open_splats(where: str, what: str = "model") -> Opened:
@@ -75,6 +75,8 @@ def export(config: SplatExportConfig) -> Path:
         raise ConfigError("no out was given", remedy="Name the file to write, as --out scene.spz")
     opened = open_splats(config.model)
     splats = opened.splats
+    if opened.config is not None:  # the model of an older training does not say it itself
+        splats = dataclasses.replace(splats, antialiased=opened.config.antialiased)
     if config.drop_bad:
         splats = splats.take(~splats.bad())
     if config.min_opacity:

@@ -225,8 +225,10 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
     for frame in frames:
         even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
         if not even.size:
-            size = f"{frame.shape[1]}x{frame.shape[0]}"
-            raise ConfigError(f"out = {str(path)!r} with pictures of {size} pixels", expected="at least 2x2 in a video")
+            height, width = frame.shape[:2]
+            raise ConfigError(
+                f"out = {str(path)!r} with pictures of {width}x{height} pixels", expected="at least 2x2 in a video"
+            )
         if writer is None:
             size = (even.shape[1], even.shape[0])
             writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, quality=8)
