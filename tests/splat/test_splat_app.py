@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from shutil import copytree
 
@@ -15,10 +16,19 @@ from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model, write_model
 from hotlap.data.splats import read_splats
-from hotlap.splat.config import SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig, config_with
+from hotlap.splat.config import (
+    SplatEvalConfig,
+    SplatExportConfig,
+    SplatInfoConfig,
+    SplatRenderConfig,
+    SplatTrainConfig,
+    SplatViewConfig,
+    config_with,
+)
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import similarity
 from hotlap.splat.opened import export, info
+from hotlap.splat.photos_config import SplatPhotosConfig
 from hotlap.splat.render import read_path, render
 from hotlap.splat.train import train
 
@@ -260,6 +270,22 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
         export(SplatExportConfig(model=str(trained)))
 
 
+def test_without_masks_all_pixels_are_judged_by(scene_folder, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "scene"
+    copytree(scene_folder, folder)
+    (folder / "masks").mkdir()
+    for name in ("view_000.png", "view_008.png"):
+        Image.new("L", (48, 32), 0).save(folder / "masks" / name)
+    found = []
+    for number, scene in enumerate((folder, scene_folder)):
+        out = str(tmp_path / f"run{number}")
+        train(config_with(scene=str(scene), out=out, device="cpu", steps=2, strategy="none", masks=False))
+        found.append([image["psnr"] for image in evaluate(SplatEvalConfig(run=out, device="cpu"))["images"]])
+    assert len(found[0]) == 2 and found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", ["a.ply", "a.spz"])
 def test_an_antialiased_model_is_drawn_so_wherever_it_is_exported_to(scene_folder, tmp_path, name):
     run_folder, path = str(tmp_path / "run"), str(tmp_path / "path.json")
@@ -335,6 +361,17 @@ def test_the_command_line_trains_judges_draws_and_exports(scene_folder, tmp_path
     assert "m8-smoke" in capsys.readouterr().out
     assert run(["show", out]) == 0
     assert "trained 4 steps" in capsys.readouterr().out
+
+
+def test_the_documentation_names_options_that_there_are():
+    known = {"--dry-run", "--set", "--nproc-per-node", "--no-deps"}
+    for kind in (SplatTrainConfig, SplatEvalConfig, SplatRenderConfig, SplatViewConfig, SplatExportConfig,
+                 SplatInfoConfig, SplatPhotosConfig):  # fmt: skip
+        for field in fields(kind):
+            name = field.name.replace("_", "-")
+            known |= {f"--{name}", *([f"--no-{name}"] if field.type == "bool" else [])}
+    page = (Path(__file__).parents[2] / "docs" / "splat-training.md").read_text(encoding="utf-8")
+    assert not set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) - known
 
 
 def test_the_command_line_explains_errors(tmp_path, capsys):
