@@ -328,6 +328,8 @@ def test_a_folder_that_is_no_scene(tmp_path):
         read_scene(tmp_path)
     with pytest.raises(DataError, match="nowhere' does not exist"):
         read_scene(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"test_colmap\.py' is no folder"):
+        read_scene(Path(__file__))
 
 
 def test_rotations_and_quaternions_agree():
