@@ -27,9 +27,10 @@ from hotlap.splat.config import (
 )
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import similarity
-from hotlap.splat.opened import export, info
+from hotlap.splat.opened import export, info, open_splats
 from hotlap.splat.photos_config import SplatPhotosConfig
-from hotlap.splat.render import read_path, render
+from hotlap.splat.render import find_shots, read_named, read_path, render
+from hotlap.splat.stage import open_scene
 from hotlap.splat.train import train
 
 CAMERA = """[{"width": 8, "height": 8, "fx": 1, "fy": 1, "position": [0, 0, 0],
@@ -173,6 +174,17 @@ def test_a_file_of_splats_has_an_orbit_but_no_views(trained, tmp_path):
     assert picture(shots[0]).max() > 0
     with pytest.raises(ConfigError, match=r"path = 'views' with model = .*model\.ply"):
         render(SplatRenderConfig(model=model, device="cpu"))
+
+
+def test_views_that_were_trained_on_are_drawn_from_their_refined_poses(scene_folder, tmp_path):
+    out = str(tmp_path / "run")
+    train(config_with(scene=str(scene_folder), out=out, device="cpu", steps=20, sh_degree=0, strategy="none",
+                      poses=True, lr_poses=0.01, hold_out=0))  # fmt: skip
+    opened = open_splats(out)
+    shots, refined = find_shots(SplatRenderConfig(model=out), opened), read_named(tmp_path / "run" / "cameras.json")
+    assert len(shots) == 16 and all(np.array_equal(shot.pose, refined[shot.name].pose) for shot in shots)
+    before = {view.name: view.camera_from_world for view in open_scene(opened.config).views}
+    assert any(np.abs(shot.pose - before[shot.name]).max() > 1e-3 for shot in shots)
 
 
 def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):

@@ -24,7 +24,7 @@ from hotlap.splat.cameras import look_at, orbit
 from hotlap.splat.config import SplatRenderConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import Opened, open_splats
-from hotlap.splat.outcome import REMEDY, as_model
+from hotlap.splat.outcome import CAMERAS, REMEDY, as_model
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.stage import open_scene, split_views
 
@@ -110,10 +110,14 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
         )
     train, held_out = split_views(open_scene(opened.config), opened.config)
     scale, max_side = opened.config.scale, opened.config.max_side
-    return [
+    shots = [
         Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
         for view in held_out or train
     ]
+    if held_out or not opened.config.poses or opened.folder is None:
+        return shots
+    refined = read_named(opened.folder / CAMERAS)  # the splats fit the training views' poses as they are now
+    return [dataclasses.replace(shot, pose=refined.get(shot.name, shot).pose) for shot in shots]
 
 
 def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
