@@ -239,6 +239,7 @@ def test_a_training_that_stops_before_its_first_checkpoint_leaves_what_can_be_dr
     assert record.status == "stopped" and record.verdict.exit_code == 1 and "after 20 steps" in record.notes[0]
     said = [event.text for event in heard if event.kind == "warn"]
     assert any("no checkpoint was saved" in text for text in said)
+    assert "checkpoint" not in record.notes[0], "the diagnosis does not promise one"
     assert any("100 splats that cannot be drawn are not in model.ply" in text for text in said)
     results = json.loads((Path(config.out) / RESULTS).read_text())
     assert len(read_splats(Path(config.out) / MODEL)) == results["splats"] == 300
