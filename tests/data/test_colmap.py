@@ -130,6 +130,7 @@ def test_a_file_may_say_what_is_held_out(folder, name):
     (folder / name).write_text(json.dumps({"train": [], "test": names}) if name[0] == "t" else "\r\n".join(names))
     train, held_out = read_scene(folder).split()
     assert [view.name for view in held_out] == ["view_003.png", "view_005.png"] and len(train) == 7
+    assert len(read_scene(folder).split(every=0)[0]) == 9, "who asks for none gets none"
 
 
 def test_a_damaged_split_is_named(folder):
@@ -327,6 +328,8 @@ def test_a_folder_that_is_no_scene(tmp_path):
         read_scene(tmp_path)
     with pytest.raises(DataError, match="nowhere' does not exist"):
         read_scene(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"test_colmap\.py' is no folder"):
+        read_scene(Path(__file__))
 
 
 def test_rotations_and_quaternions_agree():

@@ -176,9 +176,9 @@ def test_coefficients_of_another_number_of_splats_are_refused(tmp_path):
         read_splats(tmp_path / "a.compressed.ply")
 
 
-def spz_3(version=3, num=1, degree=0, turn=b"\x00\x00\x00\xc0", places=None, rest=b"", magic=b"NGSP") -> bytes:
+def spz_3(version=3, num=1, degree=0, turn=b"\x00\x00\x00\xc0", places=None, rest=b"", magic=b"NGSP", flags=0) -> bytes:
     places = places or b"".join(value.to_bytes(3, "little", signed=True) for value in (4096, -8192, 2048))
-    head = struct.pack("<4sIIBBBB", magic, version, num, degree, 12, 0, 0)
+    head = struct.pack("<4sIIBBBB", magic, version, num, degree, 12, flags, 0)
     return gzip.compress(head + places + b"\x80" + bytes([255, 0, 128]) + bytes([160, 0, 255]) + turn + rest, mtime=0)
 
 
@@ -242,6 +242,20 @@ def test_damaged_streams_of_version_4_are_named(tmp_path):
         read_splats(tmp_path / "a.spz")
 
 
+def test_bytes_after_the_streams_of_spz_are_refused_unless_they_are_announced(tmp_path):
+    file = tmp_path / "a.spz"
+    file.write_bytes(spz_3(rest=b"records of others", flags=2))
+    assert len(read_splats(file)) == 1
+    pytest.importorskip("zstandard", reason="version 4 is packed with Zstandard")
+    write_spz(file, make_splats(5), version=4)
+    content = file.read_bytes()
+    file.write_bytes(content + b"more")
+    with pytest.raises(DataError, match=r"a\.spz' goes on after its 5 splats"):
+        read_splats(file)
+    file.write_bytes(content[:14] + b"\x02" + content[15:] + b"more")
+    assert len(read_splats(file)) == 5
+
+
 def test_spz_of_version_4_without_zstandard_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(EnvironmentUnusable, match=r"zstandard, which is not installed. pip install 'hotlap\[splat\]'"):
@@ -267,6 +281,9 @@ def test_turning_the_axes_leaves_what_is_seen_alone():
     [
         (spz_3(num=10**9), "claims 1000000000 splats in"),
         (spz_3(num=2), "cut short: 2 splats need 40 bytes, 20 are there"),
+        (spz_3(rest=b"more"), "goes on after its 1 splats"),
+        (spz_3() + b"more", "goes on after its 1 splats"),
+        (spz_3()[:-3], "cut short: its end is missing"),
         (spz_3(degree=9), "degree 9"),
         (spz_3(version=7), "version 7 in gzip"),
         (spz_3(magic=b"ABCD"), "marked b'ABCD'"),

@@ -85,3 +85,20 @@ def test_a_picture_far_larger_than_its_splats_is_not_decoded(tmp_path):
     parts = sog() | {"quats.webp": webp([], 2000, 2000)}
     with pytest.raises(DataError, match=r"'quats\.webp' is 2000x2000 pixels for 2 splats"):
         read_splats(zipped(tmp_path / "a.sog", parts))
+
+
+def test_a_folder_is_described_and_exported_as_a_file_is(tmp_path):
+    from hotlap.splat.config import SplatExportConfig, SplatInfoConfig
+    from hotlap.splat.opened import export, info
+
+    folder = tmp_path / "sog"
+    folder.mkdir()
+    for name, content in sog().items():
+        (folder / name).write_bytes(content)
+    for path in (folder, folder / "meta.json"):
+        assert info(SplatInfoConfig(what=str(path)))["splats"] == 2
+        made = export(SplatExportConfig(model=str(path), out=str(tmp_path / "a.ply")))
+        np.testing.assert_array_equal(read_splats(made).means, read_splats(folder).means)
+    (folder / "transforms.json").write_text("{}")
+    with pytest.raises(DataError, match=r"transforms\.json' has no frames"):
+        info(SplatInfoConfig(what=str(folder)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from shutil import copytree
 
@@ -15,11 +16,21 @@ from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model, write_model
 from hotlap.data.splats import read_splats
-from hotlap.splat.config import SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig, config_with
+from hotlap.splat.config import (
+    SplatEvalConfig,
+    SplatExportConfig,
+    SplatInfoConfig,
+    SplatRenderConfig,
+    SplatTrainConfig,
+    SplatViewConfig,
+    config_with,
+)
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import similarity
-from hotlap.splat.opened import export, info
-from hotlap.splat.render import read_path, render
+from hotlap.splat.opened import export, info, open_splats
+from hotlap.splat.photos_config import SplatPhotosConfig
+from hotlap.splat.render import find_shots, read_named, read_path, render
+from hotlap.splat.stage import open_scene
 from hotlap.splat.train import train
 
 CAMERA = """[{"width": 8, "height": 8, "fx": 1, "fy": 1, "position": [0, 0, 0],
@@ -165,6 +176,17 @@ def test_a_file_of_splats_has_an_orbit_but_no_views(trained, tmp_path):
         render(SplatRenderConfig(model=model, device="cpu"))
 
 
+def test_views_that_were_trained_on_are_drawn_from_their_refined_poses(scene_folder, tmp_path):
+    out = str(tmp_path / "run")
+    train(config_with(scene=str(scene_folder), out=out, device="cpu", steps=20, sh_degree=0, strategy="none",
+                      poses=True, lr_poses=0.01, hold_out=0))  # fmt: skip
+    opened = open_splats(out)
+    shots, refined = find_shots(SplatRenderConfig(model=out), opened), read_named(tmp_path / "run" / "cameras.json")
+    assert len(shots) == 16 and all(np.array_equal(shot.pose, refined[shot.name].pose) for shot in shots)
+    before = {view.name: view.camera_from_world for view in open_scene(opened.config).views}
+    assert any(np.abs(shot.pose - before[shot.name]).max() > 1e-3 for shot in shots)
+
+
 def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
     shots = read_path(trained / "cameras.json")
     assert len(shots) == 14 and (shots[0].camera.width, shots[0].camera.height) == (48, 32)
@@ -187,6 +209,7 @@ def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
         ("[3]", "camera 0 of .* is malformed: TypeError"),
         (CAMERA.replace('"fx": 1', '"fx": 0'), "fx = 0"),
         (CAMERA.replace("[0, 0, 0]", "[0, 0, NaN]"), "camera 0 .* not finite"),
+        (CAMERA.replace('"fx": 1', '"fx": 1e200'), "camera 0 .* beyond those of 32 bits"),
     ],
 )  # fmt: skip
 def test_paths_that_cannot_be_followed_are_refused(tmp_path, content, message):
@@ -194,6 +217,22 @@ def test_paths_that_cannot_be_followed_are_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         read_path(path)
+
+
+def test_a_camera_of_too_many_pixels_is_refused(trained, tmp_path):
+    path = tmp_path / "path.json"
+    path.write_text(CAMERA.replace('"width": 8', '"width": 1000000').replace('"height": 8', '"height": 1000000'))
+    config = SplatRenderConfig(model=str(trained), path=str(path), out=str(tmp_path / "out"), device="cpu")
+    with pytest.raises(ConfigError, match="frame_0000 would have 1000000x1000000 pixels"):
+        render(config)
+    assert len(render(replace(config, width=8))) == 1
+
+
+def test_a_video_without_two_pixels_a_side_is_refused(trained, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    out = str(tmp_path / "orbit.mp4")
+    with pytest.raises(ConfigError, match=r"orbit\.mp4' with pictures of 1x9 pixels"):
+        render(SplatRenderConfig(model=str(trained), path="orbit", frames=2, out=out, width=1, height=9, device="cpu"))
 
 
 def test_a_video_has_all_frames(trained, tmp_path):
@@ -241,6 +280,38 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
         export(SplatExportConfig(model=str(trained), out=str(tmp_path / "x.ply"), min_opacity=2))
     with pytest.raises(ConfigError, match="no out was given"):
         export(SplatExportConfig(model=str(trained)))
+
+
+def test_without_masks_all_pixels_are_judged_by(scene_folder, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "scene"
+    copytree(scene_folder, folder)
+    (folder / "masks").mkdir()
+    for name in ("view_000.png", "view_008.png"):
+        Image.new("L", (48, 32), 0).save(folder / "masks" / name)
+    found = []
+    for number, scene in enumerate((folder, scene_folder)):
+        out = str(tmp_path / f"run{number}")
+        train(config_with(scene=str(scene), out=out, device="cpu", steps=2, strategy="none", masks=False))
+        found.append([image["psnr"] for image in evaluate(SplatEvalConfig(run=out, device="cpu"))["images"]])
+    assert len(found[0]) == 2 and found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["a.ply", "a.spz"])
+def test_an_antialiased_model_is_drawn_so_wherever_it_is_exported_to(scene_folder, tmp_path, name):
+    run_folder, path = str(tmp_path / "run"), str(tmp_path / "path.json")
+    train(config_with(scene=str(scene_folder), out=run_folder, device="cpu", steps=2, sh_degree=0, strategy="none",
+                      start_scale=0.1, start_opacity=0.99, antialiased=True))  # fmt: skip
+    rows = json.loads((tmp_path / "run" / "cameras.json").read_text())
+    Path(path).write_text(json.dumps(rows[:1]))
+    file = export(SplatExportConfig(model=run_folder, out=str(tmp_path / name)))
+    assert read_splats(file).antialiased and read_splats(file).take(np.arange(3)).with_degree(1).antialiased
+    drawn = [
+        picture(render(SplatRenderConfig(model=str(model), path=path, out=str(tmp_path / out), device="cpu"))[0])
+        for model, out in ((run_folder, "x"), (file, "y"))
+    ]
+    assert drawn[0].max() > 20 and np.abs(drawn[0] - drawn[1]).max() <= 8  # spz rounds a little
 
 
 def test_splats_that_cannot_be_drawn_are_exported_without_only_if_asked_for(trained, tmp_path):
@@ -302,6 +373,17 @@ def test_the_command_line_trains_judges_draws_and_exports(scene_folder, tmp_path
     assert "m8-smoke" in capsys.readouterr().out
     assert run(["show", out]) == 0
     assert "trained 4 steps" in capsys.readouterr().out
+
+
+def test_the_documentation_names_options_that_there_are():
+    known = {"--dry-run", "--set", "--nproc-per-node", "--no-deps"}
+    for kind in (SplatTrainConfig, SplatEvalConfig, SplatRenderConfig, SplatViewConfig, SplatExportConfig,
+                 SplatInfoConfig, SplatPhotosConfig):  # fmt: skip
+        for field in fields(kind):
+            name = field.name.replace("_", "-")
+            known |= {f"--{name}", *([f"--no-{name}"] if field.type == "bool" else [])}
+    page = (Path(__file__).parents[2] / "docs" / "splat-training.md").read_text(encoding="utf-8")
+    assert not set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) - known
 
 
 def test_the_command_line_explains_errors(tmp_path, capsys):

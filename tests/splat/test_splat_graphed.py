@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hotlap.kernels.splat.cuda_room import Key, Room
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.graphed import PEEK_EVERY, EagerSteps, GraphedSteps, make_steps
+from hotlap.splat.step import KEPT_FRAMES
 
 CARD_TOLERANCE = 0.02
 """Share of the mean move by which two runs of ten steps may differ on the median splat: a card's sums have no fixed
@@ -135,6 +138,14 @@ def test_a_recording_has_room_for_a_quarter_more_pairs_than_the_heaviest_picture
         frame = made.train_step.put((32, 48, 0), number, made.stage.pictures[number].image, None)
         counts.append(int(made.train_step.draw(frame, 0).facts.tiles_per_splat.sum()))
     assert made.steps.num_recordings == 1 and room.of(size, 400) >= 1.2 * max(counts) > 1
+
+
+def test_of_very_many_sizes_no_step_is_recorded(trainer):
+    sizes = tuple((32 + number, 48) for number in range(40))
+    step = trainer(change=lambda stage: {"cameras": replace(stage.cameras, sizes=sizes)}).train_step
+    assert type(make_steps(step, True)) is EagerSteps and step.most_frames == KEPT_FRAMES
+    FakeGraphs(step)
+    assert step.most_frames is None, "recordings keep what they read and write"
 
 
 def test_a_cpu_runs_eagerly(trainer):

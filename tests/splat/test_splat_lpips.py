@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from hotlap.base.errors import ConfigError
+from hotlap.splat.cameras import Cameras
 from hotlap.splat.config import SplatEvalConfig, config_with
 from hotlap.splat.evaluate import evaluate
+from hotlap.splat.judge import judged
 from hotlap.splat.lpips import ALEXNET, HEADS, LAYERS, LEAST_SIDE, load_lpips, lpips_of, why_no_lpips
+from hotlap.splat.pictures import Picture
 from hotlap.splat.train import train
 
 
@@ -82,6 +87,21 @@ def test_files_that_hold_something_else_are_named(weights, tmp_path):
     torch.save({"features.0.weight": torch.zeros(2)}, tmp_path / "other.pth")
     with pytest.raises(ConfigError, match=r"features\.0\.weight in .*other\.pth' is \[2\]. Expected 23232 numbers"):
         load_lpips(str(tmp_path / "other.pth"), "cpu")
+
+
+def test_pixels_that_a_mask_leaves_out_do_not_count(weights):
+    drawn, photograph = pair()
+    near = (drawn * 255).round().to(torch.uint8)
+    near[:, 40:] = photograph[:, 40:]
+    mask = torch.zeros(64, 80)
+    mask[:, :40] = 1
+    cameras = Cameras(viewmats=torch.eye(4)[None], Ks=torch.eye(3)[None], sizes=((64, 80),), names=("a",))
+    model = SimpleNamespace(draw=lambda *camera: drawn)
+    found = [
+        next(judged(model, cameras, [Picture(image=near, mask=one)], [0], lpips=str(weights)))[0].lpips
+        for one in (None, mask)
+    ]
+    assert found[0] > 0.1 and found[1] < 1e-3
 
 
 def test_a_judgement_has_it_where_weights_are_named(weights, scene_folder, tmp_path):

@@ -184,6 +184,21 @@ def test_photographs_lie_upright_in_the_scene(colmap, asked, tmp_path):
     assert dict(colmap.calls)["extract"]["camera_mode"] is colmap.CameraMode.PER_IMAGE, "sizes differ"
 
 
+def test_webp_becomes_what_colmap_reads(colmap, asked, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "webp"
+    folder.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for number in range(3):
+        Image.new("RGB", (30, 20), (9, 8, 7)).save(folder / f"{number}.webp", lossless=True, exif=exif)
+    from_photos(asked(folder=str(folder)))
+    assert dict(colmap.calls)["extract"]["image_names"] == ["0.webp.png", "1.webp.png", "2.webp.png"]
+    with Image.open(tmp_path / "out" / "scene" / "images" / "1.webp.png") as photo:
+        assert photo.format == "PNG" and photo.size == (20, 30) and photo.getpixel((3, 3)) == (9, 8, 7)
+
+
 def test_without_pycolmap_the_extra_is_named(monkeypatch, asked, tmp_path):
     monkeypatch.setitem(sys.modules, "pycolmap", None)
     with pytest.raises(EnvironmentUnusable, match=r"pycolmap, which is not installed.*hotlap\[photos\]"):

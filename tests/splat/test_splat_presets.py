@@ -85,5 +85,7 @@ def test_settings_that_make_no_sense_are_refused(changes, message):
 
 
 def test_only_what_a_splat_has_can_be_learned():
+    with pytest.raises(ConfigError, match=r"learn names nothing. Expected some of means, quats"):
+        config_with(learn=())
     with pytest.raises(UnknownName, match=r"learn names 'color'.*Did you mean 'colors'"):
         config_with(learn=("color",))

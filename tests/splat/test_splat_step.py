@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hotlap.kernels.ssim.op import l1_ssim
 from hotlap.splat.config import LEARNABLE
 from hotlap.splat.rasterize import rasterize
 from hotlap.splat.small_adam import Background, Exposure, moved_pose, pose_gradient
-from hotlap.splat.step import rates_of, shrunk
+from hotlap.splat.step import KEPT_FRAMES, rates_of, shrunk
 
 RATES_TOLERANCE = 2e-3
 """Of the largest move: Adam's first steps divide by the gradient's size, so that its rounding is not damped."""
@@ -98,6 +99,31 @@ def test_smaller_pictures_are_the_same_each_time_they_are_asked_for(trainer, pla
         found.append(frame.target.clone())
     assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
     assert torch.equal(found[0][0], shrunk(made.stage.pictures[0].image, 16, 24))
+
+
+def test_frames_of_many_sizes_do_not_pile_up(trainer, scene_folder, tmp_path):
+    from PIL import Image
+
+    scene = tmp_path / "scene"
+    shutil.copytree(scene_folder, scene)
+    for path in sorted((scene / "images").iterdir())[::2]:
+        Image.open(path).resize((36, 24)).save(path)
+    few, all_of_them = (trainer(scene=str(scene)) for _ in range(2))
+    few.train_step.most_frames, all_of_them.train_step.most_frames = 1, None
+    few.run(12)
+    all_of_them.run(12)
+    assert (len(few.train_step.frames), len(all_of_them.train_step.frames)) == (1, 2)
+    assert few.look_after() == all_of_them.look_after()
+    for name in LEARNABLE:
+        assert torch.equal(few.state.alive(name), all_of_them.state.alive(name)), name
+    step = trainer().train_step
+    for side in range(20, 20 + KEPT_FRAMES):
+        kept = step.frame_of((side, side, 0))
+    step.frame_of((20, 20, 0))
+    for side in range(50, 50 + KEPT_FRAMES - 2):
+        step.frame_of((side, side, 0))
+    assert len(step.frames) == KEPT_FRAMES and step.frame_of((19 + KEPT_FRAMES, 19 + KEPT_FRAMES, 0)) is kept
+    assert (20, 20, 0) in step.frames and (21, 21, 0) not in step.frames
 
 
 def test_masked_pixels_teach_nothing(trainer):

@@ -219,6 +219,15 @@ def test_a_chain_grows_by_a_twentieth_up_to_its_cap():
     assert chain.after(650, state) is None and chain.after(500, state) is None
 
 
+@pytest.mark.parametrize("lost", [1, 100])
+def test_a_chain_grows_beside_splats_that_are_no_numbers(lost):
+    state = make_state([0.5] * 100, [0.01] * 100)
+    state.alive("opacities")[:lost] = float("nan")
+    changed = MarkovChain(SplatTrainConfig(strategy="mcmc")).after(600, state)
+    assert (changed.moved, changed.cloned) == (0, 5 if lost == 1 else 0)
+    assert int(state.alive("opacities").isnan().sum()) == lost, "none was copied"
+
+
 def test_lost_splats_are_removed_and_many_of_them_stop_the_training():
     state = make_state([0.5] * 300, [0.01] * 300)
     guard = Guard(SplatTrainConfig())

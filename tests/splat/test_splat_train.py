@@ -88,6 +88,12 @@ def test_other_strategies_learn_within_their_cap(trainer, changes):
     assert 400 < made.state.count <= 450
 
 
+def test_a_lazy_adam_is_judged_before_its_first_step(settings):
+    done = train_model(settings(preset="fast", steps=10, eval_every=5, densify_until=8))
+    assert done.record.status == "complete"
+    assert [row.step for row in read_journal(done.folder) if row.split == "eval"] == [0, 5, 10]
+
+
 def test_every_picture_is_shown_once_an_epoch_in_an_order_of_its_own(trainer):
     made = trainer()
     orders = [[made.camera_at(place) for place in range(14 * epoch, 14 * epoch + 14)] for epoch in (0, 1, 2)]
@@ -233,6 +239,7 @@ def test_a_training_that_stops_before_its_first_checkpoint_leaves_what_can_be_dr
     assert record.status == "stopped" and record.verdict.exit_code == 1 and "after 20 steps" in record.notes[0]
     said = [event.text for event in heard if event.kind == "warn"]
     assert any("no checkpoint was saved" in text for text in said)
+    assert "checkpoint" not in record.notes[0], "the diagnosis does not promise one"
     assert any("100 splats that cannot be drawn are not in model.ply" in text for text in said)
     results = json.loads((Path(config.out) / RESULTS).read_text())
     assert len(read_splats(Path(config.out) / MODEL)) == results["splats"] == 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 
@@ -255,6 +256,31 @@ def test_a_running_training_is_shown_by_its_newest_checkpoint(viser, port, train
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(RecordError, match=r"running' has neither model\.ply nor a checkpoint"):
         view(SplatViewConfig(model=str(folder), port=port))
+
+
+def test_a_running_training_is_shown_on_the_white_that_its_scene_has(settings, scene_folder, tmp_path):
+    import shutil
+
+    from PIL import Image
+
+    scene = tmp_path / "scene"
+    shutil.copytree(scene_folder, scene)
+    matrix = np.diag([1.0, -1, -1, 1]).tolist()
+    for name in ("view_000", "view_001"):
+        Image.open(scene / "images" / f"{name}.png").convert("RGBA").save(scene / f"{name}.png")
+    frames = [{"file_path": f"./{name}", "transform_matrix": matrix} for name in ("view_000", "view_001")]
+    (scene / "transforms.json").write_text(json.dumps({"camera_angle_x": 0.8, "frames": frames}))
+    config = settings(scene=str(scene / "transforms.json"), background="auto", steps=2, start_splats=50)
+    trained = train_model(config).trainer
+    (tmp_path / "out" / "model.ply").unlink()
+    shown = Running(tmp_path / "out", torch.device("cpu")).now()
+    assert trained.beside.color.tolist() == shown.background.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_cameras_that_are_no_json_are_told(trained, tmp_path):
+    (tmp_path / "cameras.json").write_text("[3")
+    with pytest.raises(DataError, match=r"cameras\.json' is no JSON"):
+        read_stands(tmp_path / "cameras.json")
 
 
 def test_files_and_folders_are_shown_until_the_end(viser, port, trained, tmp_path):

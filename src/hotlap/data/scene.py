@@ -32,7 +32,8 @@ def read_scene(
     only = folder.name if folder.is_file() and folder.suffix == ".json" else ""
     folder = folder.parent if only else folder
     if not folder.is_dir():
-        raise DataError(f"scene folder {str(folder)!r} does not exist")
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise DataError(f"scene folder {str(folder)!r} {what}")
     if only or (find_model(folder, MODEL_FOLDERS) is None and find_transforms(folder)):
         if images != "images":
             raise ConfigError(

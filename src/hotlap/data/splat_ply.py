@@ -15,6 +15,8 @@ from hotlap.records.run import write_atomic
 MEANS, NORMALS = ("x", "y", "z"), ("nx", "ny", "nz")
 DC, SCALES = ("f_dc_0", "f_dc_1", "f_dc_2"), ("scale_0", "scale_1", "scale_2")
 QUATS = ("rot_0", "rot_1", "rot_2", "rot_3")
+MIP, MIP_COMMENTS = "SplatRenderMode: mip", ("splatrendermode: mip", "antialiased 1")
+"""The comment that says how splats were trained, as Brush writes it, and what it and Postshot write."""
 NEEDED = (*MEANS, *DC, "opacity", *SCALES, *QUATS)
 
 
@@ -49,6 +51,7 @@ def splats_of(header: Header, table: np.ndarray) -> Splats:
         means=columns(table, MEANS), log_scales=columns(table, SCALES), quats=columns(table, QUATS),
         logit_opacities=columns(table, ("opacity",))[:, 0].copy(), sh0=columns(table, DC),
         shN=np.ascontiguousarray(rest.transpose(0, 2, 1)),
+        antialiased=any(comment.strip().lower() in MIP_COMMENTS for comment in header.comments),
     )  # fmt: skip
 
 
@@ -56,8 +59,8 @@ def write_ply(path: Path, splats: Splats) -> None:
     """The splats without loss, in the order of attributes that strict readers count on; normals are 0."""
     num = splats.shN.shape[1]
     names = (*MEANS, *NORMALS, *DC, *rest_names(num), "opacity", *SCALES, *QUATS)
-    lines = ["ply", "format binary_little_endian 1.0", f"element vertex {len(splats)}"]
-    lines += [*(f"property float {name}" for name in names), "end_header", ""]
+    lines = ["ply", "format binary_little_endian 1.0", *([f"comment {MIP}"] if splats.antialiased else [])]
+    lines += [f"element vertex {len(splats)}", *(f"property float {name}" for name in names), "end_header", ""]
     table = np.concatenate(
         [
             splats.means, np.zeros_like(splats.means), splats.sh0,

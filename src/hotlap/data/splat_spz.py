@@ -32,6 +32,8 @@ _MOST_RATIO = 1100
 _COLOR_SCALE = 0.15
 _FRACTION_BITS = 12
 _MOST_FIXED = (1 << 23) - 1
+_ANTIALIASED, _HAS_EXTENSIONS = 1, 2
+"""Flags of the header; with the second, records of other programs follow the splats, and are left alone."""
 SH_BITS = (5, 4)
 """What is kept of coefficients of degree 1, and of higher ones, so that they pack well; as Niantic's program does."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 6, 12
@@ -61,7 +63,7 @@ def _read_gzip(path: Path, content: bytes) -> Splats:
         head = unpack.decompress(content, _HEAD.size)
         if len(head) < _HEAD.size:
             raise DataError(f"file {str(path)!r} is cut short: it unpacks to {len(head)} bytes")
-        magic, version, num, degree, fraction, _, _ = _HEAD.unpack(head)
+        magic, version, num, degree, fraction, flags, _ = _HEAD.unpack(head)
         if magic != MAGIC or version not in VERSIONS[:3]:
             raise DataError(
                 f"file {str(path)!r} is spz of version {version} in gzip, marked {magic!r}", expected="1 to 3"
@@ -72,15 +74,19 @@ def _read_gzip(path: Path, content: bytes) -> Splats:
         raise DataError(f"file {str(path)!r} is damaged: {error}", remedy="Copy or export the file again") from error
     if len(body) < sum(sizes):
         raise DataError(f"file {str(path)!r} is cut short: {num} splats need {sum(sizes)} bytes, {len(body)} are there")
+    if not unpack.eof and len(body) == sum(sizes):
+        raise DataError(f"file {str(path)!r} is cut short: its end is missing", remedy="Copy or export the file again")
+    if unpack.unused_data or (len(body) > sum(sizes) and not flags & _HAS_EXTENSIONS):
+        raise _goes_on(path, num)
     ends = np.cumsum([0, *sizes])
     streams = [body[start:end] for start, end in pairwise(ends)]
-    return _decode(version, num, degree, fraction, streams)
+    return _decode(version, num, degree, fraction, flags, streams)
 
 
 def _read_4(path: Path, content: bytes) -> Splats:
     if len(content) < _HEAD_4.size:
         raise DataError(f"file {str(path)!r} is cut short: {len(content)} bytes")
-    _, version, num, degree, fraction, _, num_streams, toc = _HEAD_4.unpack_from(content)
+    _, version, num, degree, fraction, flags, num_streams, toc = _HEAD_4.unpack_from(content)
     if version != 4:
         raise DataError(f"file {str(path)!r} is spz of version {version} without gzip", expected="4")
     sizes = _sizes(path, version, num, degree, len(content))
@@ -98,8 +104,17 @@ def _read_4(path: Path, content: bytes) -> Splats:
             raise DataError(f"file {str(path)!r}: stream {number} is {packed} bytes for {unpacked}, not for {size}")
         streams.append(_unpack_zstd(path, content[at : at + packed], size))
         at += packed
+    if at < len(content) and not flags & _HAS_EXTENSIONS:
+        raise _goes_on(path, num)
     full = iter(streams)
-    return _decode(version, num, degree, fraction, [next(full) if size else b"" for size in sizes])
+    return _decode(version, num, degree, fraction, flags, [next(full) if size else b"" for size in sizes])
+
+
+def _goes_on(path: Path, num: int) -> DataError:
+    return DataError(
+        f"file {str(path)!r} goes on after its {num} splats, or its header is wrong",
+        remedy="Copy or export the file again",
+    )
 
 
 def _unpack_zstd(path: Path, packed: bytes, size: int) -> bytes:
@@ -135,7 +150,7 @@ def _sizes(path: Path, version: int, num: int, degree: int, have: int) -> list[i
     return [num * size for size in each]
 
 
-def _decode(version: int, num: int, degree: int, fraction: int, streams: list[bytes]) -> Splats:
+def _decode(version: int, num: int, degree: int, fraction: int, flags: int, streams: list[bytes]) -> Splats:
     places, alphas, colors, scales, turns, rest = (np.frombuffer(stream, np.uint8) for stream in streams)
     if version == 1:
         means = places.view("<f2").astype(np.float32).reshape(num, 3)
@@ -152,6 +167,7 @@ def _decode(version: int, num: int, degree: int, fraction: int, streams: list[by
         logit_opacities=logit(alphas / np.float32(255)),
         sh0=((colors.reshape(num, 3) / np.float32(255) - 0.5) / _COLOR_SCALE).astype(np.float32),
         shN=(steps - 128) / 128 * FLIP_REST[:coeffs, None],
+        antialiased=bool(flags & _ANTIALIASED),
     )
 
 
@@ -178,7 +194,7 @@ def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bit
     if splats.sh_degree > 3:
         raise DataError(f"spz is written for degrees up to 3, not {splats.sh_degree}", remedy="Use with_degree(3)")
     streams = _encode(splats, sh_bits)
-    head = (MAGIC, version, len(splats), splats.sh_degree, _FRACTION_BITS, 0)
+    head = (MAGIC, version, len(splats), splats.sh_degree, _FRACTION_BITS, _ANTIALIASED * splats.antialiased)
     if version == 3:
         write_atomic(path, gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ class Splats:
     """[N, 3] the constant coefficient of each colour channel."""
     shN: np.ndarray
     """[N, K, 3] the others, K = 0, 3, 8, 15 or 24."""
+    antialiased: bool = False
+    """Trained to be drawn fainter where they are small, as the mip variant does; PLY and spz files tell it on."""
 
     def __post_init__(self) -> None:
         for name in FIELDS:
@@ -65,7 +67,7 @@ class Splats:
 
     def take(self, which: np.ndarray) -> Splats:
         """The splats at some positions, or those that a mask names."""
-        return Splats(**{name: getattr(self, name)[which] for name in FIELDS})
+        return replace(self, **{name: getattr(self, name)[which] for name in FIELDS})
 
     def with_degree(self, degree: int) -> Splats:
         """The same splats with spherical harmonics up to a degree: cut off, or filled up with zeros."""
@@ -75,7 +77,7 @@ class Splats:
         have = self.shN.shape[1]
         rest = np.zeros((len(self), want, 3), dtype=np.float32)
         rest[:, : min(want, have)] = self.shN[:, :want]
-        return Splats(**{name: getattr(self, name) for name in FIELDS[:-1]}, shN=rest)
+        return replace(self, shN=rest)
 
 
 FIELDS = ("means", "log_scales", "quats", "logit_opacities", "sh0", "shN")

@@ -90,12 +90,12 @@ class Scene:
             raise ConfigError(
                 f"every = {every} leaves no view to train on", expected="0 (hold out nothing) or at least 2"
             )
-        if self.held_out is not None:
-            aside = set(self.held_out)
-        elif every and len(self.views) > 1:
-            aside = {view.name for view in self.views[::every]}
-        else:
+        if not every or len(self.views) == 1:
             aside = set()
+        elif self.held_out is not None:
+            aside = set(self.held_out)
+        else:
+            aside = {view.name for view in self.views[::every]}
         train = tuple(view for view in self.views if view.name not in aside)
         return train, tuple(view for view in self.views if view.name in aside)
 

@@ -75,7 +75,7 @@ class SplatTrainConfig:
     poses: bool = False
     """The training pictures' poses are refined."""
     masks: bool = True
-    """Pixels that a mask leaves out are not learned from."""
+    """Pixels that a mask leaves out are neither learned from nor judged by."""
     sh_degree: int = 3
     """Highest degree of the spherical harmonics, 0 to 3."""
     sh_every: int = 1000
@@ -199,6 +199,8 @@ class SplatTrainConfig:
             raise ConfigError(
                 "hold_out = 1 leaves no picture to train on", expected="0 (hold out nothing) or at least 2"
             )
+        if not self.learn:
+            raise ConfigError("learn names nothing", expected=f"some of {', '.join(LEARNABLE)}")
         unknown = [name for name in self.learn if name not in LEARNABLE]
         if unknown:
             raise UnknownName(f"learn names {unknown[0]!r}", remedy=did_you_mean(unknown[0], LEARNABLE))

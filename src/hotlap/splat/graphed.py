@@ -18,6 +18,9 @@ pairs; so many of the heaviest known are drawn too, and the latest if one of the
 SPARE, ROOM = 1.15, 1.25
 """A recording is made anew when a picture has had SPARE times the pairs of those drawn before it; it has room for ROOM
 times as many."""
+MOST_SIZES = 32
+"""Of a scene with pictures of more sizes no step is recorded: each recording keeps its memory, and few would be
+replayed before the splats have changed."""
 PEEK_EVERY = 16
 """Steps after which the host looks, without waiting, how many pairs there were."""
 
@@ -44,6 +47,7 @@ class GraphedSteps(EagerSteps):
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__(step)
+        step.most_frames = None
         self._version = -1
         self._met: set[tuple[Key, int]] = set()
         self._replays: dict[tuple[Key, int], Callable[[], None]] = {}
@@ -180,4 +184,4 @@ class Peek:
 
 def make_steps(step: TrainStep, graph: bool) -> EagerSteps:
     """Steps as they are to be run."""
-    return GraphedSteps(step) if graph else EagerSteps(step)
+    return GraphedSteps(step) if graph and len(set(step.cameras.sizes)) <= MOST_SIZES else EagerSteps(step)

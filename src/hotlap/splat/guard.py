@@ -56,7 +56,7 @@ class Guard:
         if num > max(1, MOST_LOST * state.count):
             raise Stopped(
                 f"{num} of {state.count} splats had numbers that are not finite after {step} steps",
-                remedy="Lower the rates (--lr-means, --lr-scales); the last checkpoint is from before",
+                remedy="Lower the rates (--lr-means, --lr-scales)",
             )
         state.flush()
         state.take((~lost).nonzero()[:, 0])
@@ -72,7 +72,7 @@ class Guard:
             raise Stopped(
                 f"the held-out PSNR fell to {value:.2f} dB at step {step}, {self.best_psnr - value:.2f} dB below "
                 f"its best at step {self.best_step} (abort_psnr_drop = {drop:g})",
-                remedy="Lower the rates or stop densifying earlier (--densify-until); the best checkpoint is kept",
+                remedy="Lower the rates or stop densifying earlier (--densify-until)",
             )
         if value > self.best_psnr:
             self.best_psnr, self.best_step = value, step

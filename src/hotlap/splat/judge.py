@@ -80,7 +80,7 @@ def judged(
             name=cameras.names[number],
             psnr=psnr(drawn, photograph, mask),
             ssim=similarity(drawn, photograph, mask),
-            lpips=lpips_of(drawn, photograph, lpips or "") if has_lpips else None,
+            lpips=lpips_of(*_seen(drawn, photograph, mask), lpips or "") if has_lpips else None,
         )
         yield score, drawn, photograph
 
@@ -100,6 +100,11 @@ def similarity(drawn: Tensor, photograph: Tensor, mask: Tensor | None = None) ->
     # The kernel's mean is that of all pixels, of which those left out are equal. Float64: conv2d may round to TF32.
     found = ssim_map_ref(*compared(drawn.double()[None], photograph[None], mask[None]))[0].mean(-1)
     return float((found * mask).sum() / mask.sum())
+
+
+def _seen(drawn: Tensor, photograph: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:  # [H, W, 3] twice, [H, W]
+    """Both pictures with the pixels that do not count black, so that a net sees no difference there."""
+    return (drawn, photograph) if mask is None else (drawn * mask[..., None], photograph * mask[..., None])
 
 
 def mean_scores(scores: Sequence[Score]) -> dict[str, float]:

@@ -56,7 +56,11 @@ class MarkovChain:
         added = min(self.config.most_splats, int((1 + GROWTH) * state.count)) - state.count
         if added <= 0:
             return 0
-        chosen = _draw(torch.sigmoid(state.alive("opacities")), added, generator)
+        # What is no number is removed when the training is next looked after; it must not be drawn by until then.
+        weights = torch.sigmoid(state.alive("opacities")).nan_to_num(0.0)
+        if not bool(weights.any()):
+            return 0
+        chosen = _draw(weights, added, generator)
         self._share(state, chosen)
         every = torch.arange(state.count, device=state.device)
         fresh = torch.arange(state.count + added, device=state.device) >= state.count

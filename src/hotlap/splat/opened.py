@@ -12,8 +12,10 @@ import torch
 
 from hotlap.base.errors import ConfigError, DataError, RecordError
 from hotlap.base.settings import Layer, resolve
+from hotlap.data.colmap import find_model
 from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
+from hotlap.data.transforms import find_transforms
 from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.outcome import MODEL, RESULTS, as_model
@@ -34,7 +36,7 @@ class Opened:
     def model(self, device: torch.device) -> Model:
         """Ready to be drawn; a training's background and antialiasing come with it."""
         plain = as_model(self.splats, device, self.results.get("background"))
-        return dataclasses.replace(plain, antialiased=self.config.antialiased if self.config else False)
+        return dataclasses.replace(plain, antialiased=self.config.antialiased) if self.config else plain
 
 
 def open_splats(where: str, what: str = "model") -> Opened:
@@ -42,13 +44,21 @@ def open_splats(where: str, what: str = "model") -> Opened:
     if not where:
         raise ConfigError(f"no {what} was given", remedy="Name the folder of a training, or a file of splats")
     path = Path(where)
-    if path.is_dir():
+    if path.is_dir() and not _is_sog(path):
         config = read_config(path)
         file = path / MODEL
         if not file.is_file():
             raise RecordError(f"the training in {str(path)!r} has no {MODEL}", remedy="Let it end: --resume goes on")
         return Opened(splats=read_splats(file), file=file, folder=path, config=config, results=_results(path))
     return Opened(splats=read_splats(path), file=path)
+
+
+def _is_sog(path: Path) -> bool:
+    """Whether a folder, or its meta.json, is a model as PlayCanvas has it, and neither a training nor a scene."""
+    folder = path.parent if path.name == "meta.json" else path
+    if not (folder / "meta.json").is_file() or (folder / SETTINGS).is_file():
+        return False
+    return find_model(folder) is None and not find_transforms(folder)
 
 
 def read_config(folder: Path) -> SplatTrainConfig:
@@ -75,6 +85,8 @@ def export(config: SplatExportConfig) -> Path:
         raise ConfigError("no out was given", remedy="Name the file to write, as --out scene.spz")
     opened = open_splats(config.model)
     splats = opened.splats
+    if opened.config is not None:  # the model of an older training does not say it itself
+        splats = dataclasses.replace(splats, antialiased=opened.config.antialiased)
     if config.drop_bad:
         splats = splats.take(~splats.bad())
     if config.min_opacity:
@@ -95,7 +107,7 @@ def info(config: SplatInfoConfig) -> dict[str, Any]:
     path = drawn_folder() if config.what == DRAWN else Path(config.what)
     if not path.exists():
         raise DataError(f"{config.what!r} does not exist")
-    if (path.is_dir() and not (path / SETTINGS).is_file()) or path.suffix == ".json":
+    if ((path.is_dir() and not (path / SETTINGS).is_file()) or path.suffix == ".json") and not _is_sog(path):
         return _scene_info(path, config)
     for name, value in (("images", config.images), ("factor", config.factor)):
         if value not in ("images", None):

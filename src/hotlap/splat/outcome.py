@@ -103,7 +103,7 @@ def as_splats(model: Model) -> Splats:
     return Splats(
         means=array(params["means"]), log_scales=array(params["scales"]), quats=array(params["quats"]),
         logit_opacities=array(params["opacities"]), sh0=array(params["colors"][:, 0]),
-        shN=array(params["colors"][:, 1:]),
+        shN=array(params["colors"][:, 1:]), antialiased=model.antialiased,
     )  # fmt: skip
 
 
@@ -127,7 +127,8 @@ def as_model(splats: Splats, device: torch.device, background: list[float] | Non
         "colors": colors,
     }  # fmt: skip
     behind = torch.tensor([background], device=device) if background and any(background) else None
-    return Model(params={n: t.to(device).contiguous() for n, t in params.items()}, background=behind)
+    made = {name: tensor.to(device).contiguous() for name, tensor in params.items()}
+    return Model(params=made, background=behind, antialiased=splats.antialiased)
 
 
 def write_cameras(path: Path, cameras: Cameras) -> None:

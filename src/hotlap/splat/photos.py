@@ -180,7 +180,9 @@ def make_whole(name: str, result: Path, make: Callable[[Path], None], emit: Emit
 
 
 def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
-    """Copies photographs, each upright: not every program turns them as EXIF says."""
+    """Copies photographs, each upright: not every program turns them as EXIF says. WebP, which COLMAP does not read,
+    becomes PNG without loss, with ``.png`` after the whole name.
+    """
     pillow = require_pillow()
     from PIL import ImageOps
 
@@ -189,7 +191,9 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
     for number, path in enumerate(photos, 1):
         try:
             with pillow.open(path) as photo:
-                if photo.getexif().get(_ORIENTATION, 1) == 1:
+                if photo.format == "WEBP":
+                    ImageOps.exif_transpose(photo).save(to / f"{path.name}.png")
+                elif photo.getexif().get(_ORIENTATION, 1) == 1:
                     photo.load()  # a file that was cut short opens, too
                     shutil.copyfile(path, to / path.name)
                 else:
@@ -215,6 +219,7 @@ def _map(mapper: Mapper, matches: Path, images: Path, to: Path, photos: int, emi
 
 def _tell(photos: list[Path], registered: tuple[str, ...], points: int, emit: Emit) -> None:
     emit(events.note(f"cameras of {len(registered)} of {len(photos)} photographs, {points} points"))
-    missing = [path.name for path in photos if path.name not in set(registered)]
+    known = set(registered)
+    missing = [path.name for path in photos if not {path.name, f"{path.name}.png"} & known]
     if len(registered) < FEW_SHARE * len(photos):
         emit(events.warn(f"{len(missing)} photographs have no camera: {first_few(missing)}. {OVERLAP_REMEDY}"))

@@ -24,13 +24,15 @@ from hotlap.splat.cameras import look_at, orbit
 from hotlap.splat.config import SplatRenderConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import Opened, open_splats
-from hotlap.splat.outcome import REMEDY, as_model
+from hotlap.splat.outcome import CAMERAS, REMEDY, as_model
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.stage import open_scene, split_views
 
 PLAIN_SIZE = (640, 480)
 """Width and height where nothing else says."""
 VIDEO, GIF = ".mp4", ".gif"
+MOST_SIDE = 16384
+"""Pixels of a width or height that is asked for, and in all the square of it: more is no picture but a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,10 +110,14 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
         )
     train, held_out = split_views(open_scene(opened.config), opened.config)
     scale, max_side = opened.config.scale, opened.config.max_side
-    return [
+    shots = [
         Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
         for view in held_out or train
     ]
+    if held_out or not opened.config.poses or opened.folder is None:
+        return shots
+    refined = read_named(opened.folder / CAMERAS)  # the splats fit the training views' poses as they are now
+    return [dataclasses.replace(shot, pose=refined.get(shot.name, shot).pose) for shot in shots]
 
 
 def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
@@ -184,20 +190,28 @@ def read_shot(row: Any, where: str) -> Shot:
         raise DataError(f"{where} is malformed: {type(error).__name__} {error}") from error
     if not np.isfinite(pose).all():
         raise DataError(f"{where} has a pose that is not finite")
+    with np.errstate(over="ignore"):
+        if not all(np.isfinite(numbers.astype(np.float32)).all() for numbers in (pose, camera.matrix())):
+            raise DataError(f"{where} has numbers beyond those of 32 bits", expected="smaller ones")
     return Shot(name="frame", pose=pose, camera=camera)
 
 
 def _sized(shots: list[Shot], config: SplatRenderConfig) -> list[Shot]:
     """The same cameras at the size that was asked for."""
     for name, value in (("width", config.width), ("height", config.height)):
-        if value is not None and not 1 <= value <= 16384:
-            raise ConfigError(f"{name} = {value} is not valid", expected="1 to 16384")
-    if config.width is None and config.height is None:
-        return shots
+        if value is not None and not 1 <= value <= MOST_SIDE:
+            raise ConfigError(f"{name} = {value} is not valid", expected=f"1 to {MOST_SIDE}")
     sized = []
     for shot in shots:
-        width = config.width or max(1, round(shot.camera.width * (config.height or 1) / shot.camera.height))
-        height = config.height or max(1, round(shot.camera.height * width / shot.camera.width))
+        width, height = shot.camera.width, shot.camera.height
+        if config.width or config.height:
+            width = config.width or max(1, round(width * (config.height or 1) / height))
+            height = config.height or max(1, round(shot.camera.height * width / shot.camera.width))
+        if width * height > MOST_SIDE**2:
+            raise ConfigError(
+                f"{shot.name} would have {width}x{height} pixels", expected=f"at most {MOST_SIDE**2} in all",
+                remedy="Set --width and --height",
+            )  # fmt: skip
         sized.append(dataclasses.replace(shot, camera=shot.camera.scaled_to(width, height)))
     return sized
 
@@ -214,6 +228,11 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
     writer = None
     for frame in frames:
         even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
+        if not even.size:
+            height, width = frame.shape[:2]
+            raise ConfigError(
+                f"out = {str(path)!r} with pictures of {width}x{height} pixels", expected="at least 2x2 in a video"
+            )
         if writer is None:
             size = (even.shape[1], even.shape[0])
             writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, quality=8)

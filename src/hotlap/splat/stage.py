@@ -50,7 +50,10 @@ def open_scene(config: SplatTrainConfig) -> Scene:
         raise ConfigError("no scene was given", remedy="Name its folder, as in 'hotlap splat train my_scene/'")
     path = drawn_folder() if config.scene == DRAWN else Path(config.scene)
     white = {"white": True, "black": False}.get(config.background)
-    return read_scene(path, config.images, config.factor, white_background=white, skip_missing=config.skip_missing)
+    scene = read_scene(path, config.images, config.factor, white_background=white, skip_missing=config.skip_missing)
+    if config.masks:
+        return scene
+    return replace(scene, views=tuple(replace(view, mask=None) for view in scene.views))
 
 
 def split_views(scene: Scene, config: SplatTrainConfig) -> tuple[tuple[View, ...], tuple[View, ...]]:

@@ -31,6 +31,8 @@ Gradients = dict[str, Tensor]
 Key = tuple[int, int, int]
 """Height and width of a picture, and how often they are halved."""
 COLORS = frozenset({"colors"})
+KEPT_FRAMES = 16
+"""Frames that wait for the next picture of their size; a scene may have as many sizes as pictures."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +95,9 @@ class TrainStep:
         device = state.device
         self.numbers = torch.arange(len(cameras), device=device)
         self.frames: dict[Key, Frame] = {}
+        """The one that was asked for last stands last."""
+        self.most_frames: int | None = KEPT_FRAMES
+        """None for all: recorded steps read and write theirs."""
         self.loss_sum = torch.zeros((), device=device, dtype=torch.float64)
         """Over the steps since it was last read."""
         rates = rates_of(config, extent)
@@ -121,7 +126,11 @@ class TrainStep:
 
     def frame_of(self, key: Key) -> Frame:
         """The frame for pictures of a size, made when it is first asked for."""
-        if key not in self.frames:
+        if key in self.frames:
+            self.frames[key] = self.frames.pop(key)
+        else:
+            while self.most_frames is not None and len(self.frames) >= self.most_frames:
+                del self.frames[next(iter(self.frames))]
             device, shape = self.state.device, halved(key)
             image = torch.zeros(1, *shape, 3, device=device)
             target = torch.zeros(1, *shape, 3, device=device, dtype=torch.uint8)

@@ -12,6 +12,7 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError
 from hotlap.base.events import Emit
+from hotlap.data.scene import Scene
 from hotlap.kernels.adam.state import AdamConfig
 from hotlap.splat.config import LEARNABLE, SplatTrainConfig
 from hotlap.splat.graphed import make_steps
@@ -171,7 +172,7 @@ class Trainer:
 
     def model(self, *, flush: bool = True) -> Model:
         """The splats as they are now, to be drawn; without ``flush`` the training goes on as if nobody had looked."""
-        if flush:
+        if flush and self.step:  # before the first step nothing lags behind, and Adam has no rate to move it by
             self.state.flush()
         return Model(
             params={name: self.state.alive(name) for name in LEARNABLE},
@@ -237,15 +238,21 @@ def make_strategy(
 
 def make_beside(config: SplatTrainConfig, stage: Stage, device: torch.device) -> Beside:
     """What is learned beside the splats."""
-    white = config.background == "white" or (config.background == "auto" and stage.scene.white_background is True)
     background = None
     if config.background == "learn":
         start = stage.pictures[0].image.float().mean((0, 1)) / 255
         background = Background(start, config.lr_background, device)
-    color = background.color if background else torch.ones(1, 3, device=device) if white else None
+    color = (
+        background.color if background else torch.ones(1, 3, device=device) if is_white(config, stage.scene) else None
+    )
     exposure = Exposure(len(stage.cameras), config.lr_exposure, device) if config.exposure else None
     poses = Poses(stage.cameras.viewmats, config.lr_poses, stage.extent) if config.poses else None
     return Beside(color=color, background=background, exposure=exposure, poses=poses)
+
+
+def is_white(config: SplatTrainConfig, scene: Scene) -> bool:
+    """Whether white is behind all splats: asked for, or what the scene's transparent pixels were put on."""
+    return config.background == "white" or (config.background == "auto" and scene.white_background is True)
 
 
 def next_stop(step: int, config: SplatTrainConfig) -> int:

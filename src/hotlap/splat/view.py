@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,10 @@ from hotlap.splat.judge import Model
 from hotlap.splat.opened import open_splats, read_config
 from hotlap.splat.outcome import CAMERAS, MODEL
 from hotlap.splat.pictures import planned_camera
-from hotlap.splat.render import find_shots, read_path
+from hotlap.splat.render import find_shots, read_named
 from hotlap.splat.stage import open_scene, split_views
 from hotlap.splat.train import CHECKPOINTS, SETTINGS
+from hotlap.splat.trainer import is_white
 from hotlap.splat.viewer import Stand, Viewer
 
 IDLE_S = 0.05
@@ -101,6 +101,7 @@ class Running:
         self._folder, self._device = folder, device
         self._config = read_config(folder)
         self._store = CheckpointStore(folder / CHECKPOINTS, warn=lambda text: None)
+        self._scene = open_scene(self._config)
         self._step = -1
         self._model: Model
         if not self.reload():
@@ -118,7 +119,7 @@ class Running:
         )
 
     def stands(self) -> list[Stand]:
-        train, _ = split_views(open_scene(self._config), self._config)
+        train, _ = split_views(self._scene, self._config)
         scale, max_side = self._config.scale, self._config.max_side
         return [
             Stand(name=one.name, pose=one.camera_from_world, camera=planned_camera(one, scale, max_side))
@@ -133,15 +134,16 @@ class Running:
         found = self._store.load("latest")
         if found is None:  # removed between the two looks, as newer ones push out older ones
             return False
-        self._model, self._step = checkpoint_model(found.state, self._config, self._device), found.step
+        white = is_white(self._config, self._scene)
+        self._model, self._step = checkpoint_model(found.state, self._config, self._device, white), found.step
         return True
 
 
-def checkpoint_model(state: dict[str, Any], config: SplatTrainConfig, device: torch.device) -> Model:
-    """The splats of a checkpoint, to be drawn."""
+def checkpoint_model(state: dict[str, Any], config: SplatTrainConfig, device: torch.device, white: bool) -> Model:
+    """The splats of a checkpoint, to be drawn on white or, if it has not learned another colour, on black."""
     arrays = state["state"]["arrays"]
     behind = torch.sigmoid(state["beside"]["background"]["logits"]) if "background" in state["beside"] else None
-    if config.background == "white":
+    if white:
         behind = torch.ones(1, 3)
     return Model(
         params={name: arrays[name].to(device).contiguous() for name in LEARNABLE},
@@ -163,7 +165,4 @@ def _last_psnr(folder: Path) -> str:
 
 def read_stands(path: Path) -> list[Stand]:
     """The cameras of a training, by their pictures' names."""
-    names = [str(row.get("img_name", number)) for number, row in enumerate(json.loads(path.read_text("utf-8")))]
-    return [
-        Stand(name=name, pose=shot.pose, camera=shot.camera) for name, shot in zip(names, read_path(path), strict=True)
-    ]
+    return [Stand(name=name, pose=shot.pose, camera=shot.camera) for name, shot in read_named(path).items()]
