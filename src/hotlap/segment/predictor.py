@@ -183,7 +183,7 @@ class _Loaded(LoadedWorkload):
 
 def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: ProfileStore | None = None) -> Predictor:
     """The network that the settings name, with its trained weights, to run as its tuned profile or the settings say."""
-    device = _device(config)
+    device = chosen_device(config)
     file = find_weights(config)
     net = load_net(file, config.model if config.weights is not None else None, config.width)
     arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
@@ -212,7 +212,7 @@ def chosen_batch(config: SegmentPredictConfig, name: str) -> int | None:
     return config.batch
 
 
-def _device(config: SegmentPredictConfig) -> str:
+def chosen_device(config: SegmentPredictConfig) -> str:
     """The device that is meant; where it is left open, that of the arm."""
     if not config.arm:
         return str(pick_device(config.device))
