@@ -111,13 +111,13 @@ def contents(out):
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def test_results_are_those_of_threads(folder, request):
+def test_results_are_those_of_threads(folder, device, request):
     pytest.importorskip("openpyxl")
     threads = settings(folder, formats=FORMATS, out=folder.parent / "threads")
-    want = predict_folder(threads, predictor=bright_predictor(), processes=False)
+    want = predict_folder(threads, predictor=bright_predictor(device), processes=False)
     request.getfixturevalue("not_here")
     config = settings(folder, formats=FORMATS)
-    answer = predict_folder(config, predictor=bright_predictor(), processes=True)
+    answer = predict_folder(config, predictor=bright_predictor(device), processes=True)
     assert (answer.num_images, answer.num_objects, answer.bad) == (NUM, 2 * NUM, {}) == (8, want.num_objects, want.bad)
     made, wanted = contents(config.out), contents(threads.out)
     assert made.pop("objects.xlsx") and wanted.pop("objects.xlsx"), "it holds the time"
