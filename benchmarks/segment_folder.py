@@ -8,8 +8,10 @@ folder of pictures as ``hotlap segment predict`` does: read, tiles, network, obj
 written. Seconds of the main thread are counted as the command counts them: waiting for pictures, in the network,
 waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
 core, step by step, and how many pictures a second the network alone takes at the same batch on the same arm, and which
-share of that the folder reached. The first pictures warm up and are not counted. With --batch-sizes, arm and batch are
-those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no shares.
+share of that the folder reached. A small folder before it warms the machine up and is not counted, and neither is the
+loading of the network, during which the processes for results get ready, as they do in the command. With --batch-sizes,
+arm and batch are those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no
+shares.
 """
 
 from __future__ import annotations
@@ -135,15 +137,16 @@ def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
         workload = with_weights(workload, Path(args.weights.format(model=model)))  # type: ignore[assignment]
     else:
         workload = learned(workload, args.steps, 60.0)
-    predictor = Predictor(
-        workload.build_model(), arm=arm, batch=batch, name=model, digest=model,
-        emit=lambda event: print(f"{model}: {event.text}", flush=True),
-    )  # fmt: skip
     count = batch * max(FEWEST_BATCHES, -(-args.pictures // batch))
     formats = tuple(args.formats.split(","))
     with tempfile.TemporaryDirectory() as folder:
         for name, num in (("warm", batch), ("pictures", count)):
             draw_folder(Path(folder) / name, num, args.size)
+            # As the command does, loaded with the first batch, while the processes for results get ready.
+            predictor = Predictor(
+                workload.build_model(), arm=arm, batch=batch, name=model, digest=model,
+                emit=lambda event: print(f"{model}: {event.text}", flush=True),
+            )  # fmt: skip
             config = SegmentPredictConfig(
                 folder=Path(folder) / name, out=Path(folder) / f"{name}-out", formats=formats, batch=batch,
                 workers=args.workers,

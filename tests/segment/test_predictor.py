@@ -23,7 +23,7 @@ from hotlap.segment.predict import ManyConfig, predict_many
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predict_folder import _settings, predict_folder
 from hotlap.segment.predictor import Predictor, load_predictor
-from hotlap.segment.tiles import TileConfig
+from hotlap.segment.tiles import TileConfig, predict_maps
 
 pytest.importorskip("numba")
 
@@ -186,6 +186,18 @@ def test_arms_change_nothing_much(device, arm):
         assert got.device.type == device.type and got.shape == (shape[0], 2, *shape[1:])
         assert (got.float().cpu() - plain(tiles)).abs().max() < 0.05  # bf16 keeps 8 bits, and no score is steep here
         assert (kept.float().cpu() - plain(tiles)).abs().max() < 0.05, "a later batch must not overwrite it"
+
+
+def test_no_batch_overwrites_another_on_its_way(device):
+    """On a card tiles and maps pass through pinned memory that is used again and again, on two streams."""
+    noise = np.random.default_rng(0)
+    pictures = [noise.integers(256, size=(64 - n % 3, 64, 3), dtype=np.uint8) for n in range(42)]
+    tiles = TileConfig(tile=64, overlap=16, batch=4)
+    want = dict(predict_maps(pictures, bright_predictor(), tiles))
+    got = dict(predict_maps(pictures, bright_predictor(device), tiles))
+    assert sorted(got) == list(range(42))
+    for index, maps in got.items():
+        np.testing.assert_allclose(maps, want[index], rtol=0, atol=1e-3)
 
 
 def test_a_recorded_arm_finds_the_same_objects(device):

@@ -56,11 +56,11 @@ def _load(modules: Sequence[str]) -> str:
         del os.environ[WARM_POOL]
         if before is not None:
             os.environ[WARM_POOL] = before
-    _shed_threads()
+    shed_threads()
     return unfit()
 
 
-def _shed_threads() -> None:
+def shed_threads() -> None:
     """Lets libraries that end their threads at a fork do it now: OpenBLAS starts some when numpy is imported."""
     pid = os.fork()
     if pid == 0:

@@ -119,8 +119,7 @@ def export_edited(pictures: Sequence[EditedPicture], kind: str, category: str = 
         return Exported(TABLES[kind], _as_bytes(table(kind, entries, category)))
     files: dict[str, bytes] = {}
     for name, made in found.items():
-        nothing = np.zeros((0, 0, 3), np.uint8)
-        ((path, content),) = picture_files(name, made, nothing, [kind], category).items()
+        ((path, content),) = picture_files(name, made, None, [kind], category).items()
         files[Path(path).name] = _as_bytes(content)
     if len(files) == 1:
         return Exported(*next(iter(files.items())))

@@ -30,15 +30,16 @@ def label_tiff(labels: np.ndarray) -> bytes:  # [H, W] int32
 
 
 def picture_files(
-    name: str, found: Segmented, picture: np.ndarray, formats: Iterable[str], category: str
+    name: str, found: Segmented, picture: np.ndarray | None, formats: Iterable[str], category: str
 ) -> dict[str, bytes | str]:
-    """The contents of one picture's files by their paths below the folder of results."""
+    """The contents of one picture's files by their paths below the folder of results; overlays need the picture."""
     height, width = found.labels.shape
     made: dict[str, bytes | str] = {}
     for kind in formats:
         if kind == "labels":
             made[f"labels/{name}.tif"] = label_tiff(found.labels)
         elif kind == "overlay":
+            assert picture is not None
             made[f"overlays/{name}.png"] = encode_png(draw_overlay(picture, found.labels))
         elif kind == "yolo":
             made[f"yolo/{name}.txt"] = write_yolo(found.outlines, height, width)

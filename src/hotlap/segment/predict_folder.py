@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -12,23 +13,29 @@ from typing import Any
 import numpy as np
 
 from hotlap.base import events
-from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, DataError
+from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.object_table import require_openpyxl
 from hotlap.kernels.instances.op import choose_impl
+from hotlap.measure.nursery import can_fork
 from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
-from hotlap.segment.exports import picture_entry, picture_files, write_tables
-from hotlap.segment.predict import Beside, ManyConfig, segment_maps, timed
+from hotlap.segment.exports import write_tables
+from hotlap.segment.finishing import Facts, Finishing
+from hotlap.segment.predict import Beside, ManyConfig, timed
 from hotlap.segment.predict_config import SegmentPredictConfig
-from hotlap.segment.predictor import Predictor, chosen_batch, load_predictor
+from hotlap.segment.predictor import Predictor, chosen_batch, chosen_device, load_predictor
 from hotlap.segment.reading import Bad, Finished, Loaded, Reader
+from hotlap.segment.result_processes import ResultProcesses
 from hotlap.segment.tiles import TileConfig, predict_maps
 
 TASK = "predict"
 _MOST_WORKERS = 16
 _WORTH_TELLING_S = 1.0
 _REMEDY = "pip install 'hotlap[segment]'"
+FEWEST_FILES, FEWEST_BYTES = 64, 1 << 27
+"""From either on a folder has results worked out in processes; fewer pictures are done before those are ready. Bytes
+count because one file may hold hundreds of pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +108,34 @@ class _Tally:
 
 
 def predict_folder(
-    config: SegmentPredictConfig, emit: Emit = ignore, *, predictor: Predictor | None = None
-) -> PredictedFolder:
-    """Finds the objects in every picture of a folder; bad files are named, finished ones not done again."""
+    config: SegmentPredictConfig, emit: Emit = ignore, *, predictor: Predictor | None = None,
+    processes: bool | None = None,
+) -> PredictedFolder:  # fmt: skip
+    """Finds the objects in every picture of a folder; bad files are named, finished ones not done again.
+
+    ``processes`` says whether results are worked out in processes or in threads of this one; by default in processes
+    where a card has to be fed meanwhile, the folder is large enough and the system can fork.
+    """
     files = find_files(config.folder)
     prepare(config.out)
     if "xlsx" in config.formats:
         require_openpyxl()
-    predictor = predictor or load_predictor(config, emit)
+    if processes is None:
+        device = predictor.device.type if predictor is not None else chosen_device(config).partition(":")[0]
+        processes = device == "cuda" and can_fork() and _are_many(files.values())
+    with ResultProcesses() if processes else contextlib.nullcontext() as beside:  # ready when the network is
+        return _predict(config, emit, files, predictor or load_predictor(config, emit), beside)
+
+
+def _are_many(files: Collection[Path]) -> bool:
+    # What is gone by now the reader will name.
+    return len(files) >= FEWEST_FILES or sum(p.stat().st_size for p in files if p.exists()) >= FEWEST_BYTES
+
+
+def _predict(
+    config: SegmentPredictConfig, emit: Emit, files: dict[str, Path], predictor: Predictor,
+    processes: ResultProcesses | None,
+) -> PredictedFolder:  # fmt: skip
     batch = chosen_batch(config, predictor.name)
     tiles = config.tiles(batch) if batch else config.tiles(predictor.batch, predictor.small_batch)
     done = Done(config.out, _settings(config, predictor))
@@ -118,7 +145,7 @@ def predict_folder(
     began, loaded_before = perf_counter(), predictor.load_s
     tally = _Tally()
     try:
-        _run(config, tiles, files, predictor, done, tally, emit)
+        _run(config, tiles, files, predictor, done, processes, tally, emit)
     except BaseException as error:
         # Tables are of all that is finished, also of what this run has not come to.
         before = {entry["name"]: entry for name in files for entry in done.pages(name)[0]}
@@ -159,20 +186,25 @@ def _in_order(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _run(
     config: SegmentPredictConfig, tiles: TileConfig, files: dict[str, Path], predictor: Predictor, done: Done,
-    tally: _Tally, emit: Emit,
+    processes: ResultProcesses | None, tally: _Tally, emit: Emit,
 ) -> None:  # fmt: skip
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
     reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
     beside = Beside(workers)
     waiting: dict[int, Loaded] = {}
     many = ManyConfig(split=config.split(), simplify_px=config.simplify_px, um_per_px=config.um_per_px)
+    formats, category = config.formats, config.category
+    work = Finishing(names=predictor.names, many=many, formats=formats, category=category, done=done)
     try:
         pictures = _pictures(reader, waiting, tally, emit)
         for index, maps in predict_maps(pictures, predictor, tiles):
             loaded = waiting.pop(index)
             since = perf_counter()
-            beside.submit(_finish_one, loaded, maps, predictor.names, many, config, done, tally)
+            beside.submit(_finish_one, loaded, [maps], work, processes, tally)
+            del maps  # pinned memory: it is given back as soon as a process has its copy
             tally.results_s += perf_counter() - since
+            if processes is not None and (trouble := processes.trouble()):
+                emit(events.warn(trouble))
             emit(events.advance(TASK, tally.num_done, tally.expected(len(files)), f"pictures: {loaded.name}"))
     finally:
         reader.stop()
@@ -202,21 +234,18 @@ def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: E
 
 
 def _finish_one(
-    loaded: Loaded, maps: np.ndarray, names: tuple[str, ...], many: ManyConfig, config: SegmentPredictConfig,
-    done: Done, tally: _Tally,
-) -> None:  # fmt: skip
-    """Works out one picture's results and writes them; runs in a thread."""
-    try:
-        found = segment_maps(maps, names, many)
-    except DataError as error:
-        tally.skip(loaded.path.name, f"{loaded.name}: {error}" if loaded.num_pages > 1 else str(error))
-        return
-    made = picture_files(loaded.name, found, loaded.picture, config.formats, config.category)
-    page = int(loaded.name.rpartition("_page")[2]) if loaded.num_pages > 1 else None
-    entry = picture_entry(loaded.name, loaded.path.name, found, config.formats, page)
-    entry |= {"digest": loaded.digest, "num_pages": loaded.num_pages, "page": page or 0}
-    done.write(entry, made)
-    tally.entries[loaded.name] = entry
+    loaded: Loaded, maps: list[np.ndarray], work: Finishing, processes: ResultProcesses | None, tally: _Tally
+) -> None:
+    """Has one picture's results worked out and written; runs in a thread. ``maps`` holds those of the picture alone."""
+    facts = Facts(loaded.name, loaded.path.name, loaded.digest, loaded.num_pages)
+    if processes is not None:
+        answer = processes.finish(work, facts, maps, loaded.picture)
+    else:
+        answer = work.one(facts, maps.pop(), loaded.picture)
+    if isinstance(answer, str):
+        tally.skip(loaded.path.name, f"{loaded.name}: {answer}" if loaded.num_pages > 1 else answer)
+    else:
+        tally.entries[loaded.name] = answer
 
 
 def _settings(config: SegmentPredictConfig, predictor: Predictor) -> dict[str, Any]:

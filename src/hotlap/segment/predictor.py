@@ -7,7 +7,7 @@ first tiles come, with their very shape, so a folder with nothing left to do cos
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -76,6 +76,11 @@ class Predictor:
     def is_loaded(self) -> bool:
         """Whether the network is on its device."""
         return self._loaded is not None
+
+    @property
+    def pins(self) -> bool:
+        """Whether tiles in pinned memory are fetched from there by a card."""
+        return self._loaded is not None and self._loaded.pins
 
     def load(self, num: int, height: int, width: int) -> _Loaded:
         """Puts the network on its device and warms it up for so many tiles of this size, with half where it must."""
@@ -152,6 +157,15 @@ class _Loaded(LoadedWorkload):
         self._whole: tuple[int, tuple[Any, ...]] = 0, ()
         super().__init__(workload, arm, rows, widen=False)
 
+    @property
+    def pins(self) -> bool:
+        return self._copies is not None
+
+    def _column(self, tensors: Sequence[Tensor], size: int) -> Tensor:
+        """Tiles that lie in pinned memory already are not copied there once more."""
+        is_there = self.pins and len(tensors) == 1 and len(tensors[0]) == size and tensors[0].is_pinned()
+        return tensors[0] if is_there else super()._column(tensors, size)
+
     def _find_inputs(self, example: Any, tensors: list[Tensor]) -> tuple[list[int], list[str]]:
         """Known, and so nothing is run for it: that would be two tiles, where there may be room for one."""
         return [0], ["image"]
@@ -183,7 +197,7 @@ class _Loaded(LoadedWorkload):
 
 def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: ProfileStore | None = None) -> Predictor:
     """The network that the settings name, with its trained weights, to run as its tuned profile or the settings say."""
-    device = _device(config)
+    device = chosen_device(config)
     file = find_weights(config)
     net = load_net(file, config.model if config.weights is not None else None, config.width)
     arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
@@ -212,7 +226,7 @@ def chosen_batch(config: SegmentPredictConfig, name: str) -> int | None:
     return config.batch
 
 
-def _device(config: SegmentPredictConfig) -> str:
+def chosen_device(config: SegmentPredictConfig) -> str:
     """The device that is meant; where it is left open, that of the arm."""
     if not config.arm:
         return str(pick_device(config.device))

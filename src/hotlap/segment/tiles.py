@@ -5,8 +5,9 @@ Tiles overlap, and there their maps are blended with weights that fall towards a
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from hotlap.base.errors import ConfigError
 
 Predict = Callable[[Tensor], Tensor]
-"""Tiles [n, 3, h, w] on the CPU to maps [n, M, h, w] on whatever device."""
+"""Tiles [n, 3, h, w] on the CPU to maps [n, M, h, w] on whatever device; ``pins`` says that a card fetches them."""
 
 MOST_ON_DEVICE = 1 << 26
 """Pixels of a picture whose maps are put together on the device; those of a larger one wait in host memory."""
@@ -139,10 +140,14 @@ class _Canvas:
         assert self.maps is not None
         maps = (self.maps if self.total is None else self.maps.div_(self.total)).float()
         if maps.device.type == "cuda" and maps.numel() <= MOST_PINNED:
-            self.maps = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
-            self.maps.copy_(maps, non_blocking=True)
-            self.ready = torch.cuda.Event()
-            self.ready.record(torch.cuda.current_stream(maps.device))
+            copies = _copies(maps.device)  # beside the next batch, not in its way
+            copies.wait_stream(torch.cuda.current_stream(maps.device))
+            with torch.cuda.stream(copies):
+                self.maps = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
+                self.maps.copy_(maps, non_blocking=True)
+                self.ready = torch.cuda.Event(blocking=True)  # one that spins takes a core from readers and results
+                self.ready.record(copies)
+            maps.record_stream(copies)
         else:
             self.maps = maps
 
@@ -152,6 +157,12 @@ class _Canvas:
         if self.ready is not None:
             self.ready.synchronize()
         return self.index, self.maps.cpu().numpy()
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """On which maps come to the host."""
+    return torch.cuda.Stream(device)
 
 
 def cut_tiles(picture: np.ndarray, config: TileConfig) -> tuple[TilePlan, np.ndarray]:  # [H, W, C] -> [n, h, w, C]
@@ -219,8 +230,8 @@ def _batches(pictures: Iterable[np.ndarray], config: TileConfig) -> Iterator[lis
 
 def _begin(queue: list[Waiting], predict: Predict) -> list[_Canvas]:
     """Puts one batch through the network; the pictures that it completes, whose maps are on their way."""
-    tiles = np.stack([tile for *_, tile in queue])
-    maps = predict(torch.from_numpy(tiles).permute(0, 3, 1, 2))
+    tiles = _stacked([tile for *_, tile in queue], pinned=getattr(predict, "pins", False))
+    maps = predict(tiles.permute(0, 3, 1, 2))
     done = []
     for (canvas, top, left, _), of_tile in zip(queue, maps, strict=True):
         canvas.add(of_tile, top, left)
@@ -228,3 +239,12 @@ def _begin(queue: list[Waiting], predict: Predict) -> list[_Canvas]:
             canvas.send()
             done.append(canvas)
     return done
+
+
+def _stacked(tiles: Sequence[np.ndarray], *, pinned: bool) -> Tensor:  # [h, w, C] each -> [n, h, w, C]
+    """Tiles put together, for a card where it can fetch them by itself: otherwise they would be copied once more."""
+    if not pinned:
+        return torch.from_numpy(np.stack(tiles))
+    made = torch.empty((len(tiles), *tiles[0].shape), dtype=torch.uint8, pin_memory=True)
+    np.stack(tiles, out=made.numpy())
+    return made

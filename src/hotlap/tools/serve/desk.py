@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from hotlap.base.errors import WorkerDied
 from hotlap.device.kept_memory import keep_memory
+from hotlap.measure.passing import put, receive, send
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
-from hotlap.tools.serve.passing import put, receive, send
 from hotlap.tools.serve.runner import MakeServable, leave_signals_to_the_door, told_error
 
 ATTEMPTS = 2

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, WorkerDied
 from hotlap.device.memory import is_out_of_memory
+from hotlap.measure.passing import receive, send
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Loaded, ModelSpec, Rows, Servable, Signature
-from hotlap.tools.serve.passing import receive, send
 
 MakeServable = Callable[[ModelSpec], Servable]
 _Begun = tuple[Callable[[], Any], float]

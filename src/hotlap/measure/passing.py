@@ -1,4 +1,4 @@
-"""Messages between the processes of a service: tensors lie in shared memory, and only its descriptors go over.
+"""Messages between processes of ours: tensors lie in shared memory, and only its descriptors go over.
 
 torch.multiprocessing passes descriptors, too, but by a thread of the sender that the receiver has to call on, and that
 keeps those for ever that a process which died did not fetch. Here they travel in the message itself.

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from hotlap.tools.serve.passing import put, receive, send
+from hotlap.measure.passing import put, receive, send
 
 
 @pytest.fixture

@@ -1,0 +1,386 @@
+"""Results worked out in processes: the same as in threads, whatever dies, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from bright import as_picture, bright_predictor, discs
+from PIL import Image
+
+from hotlap.base.errors import StorageError
+from hotlap.data.object_table import read_csv
+from hotlap.measure.nursery import can_fork
+from hotlap.segment import predict_folder as module
+from hotlap.segment import result_processes
+from hotlap.segment.done import Done, prepare
+from hotlap.segment.finishing import Facts, Finishing
+from hotlap.segment.predict import ManyConfig
+from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
+from hotlap.segment.predict_folder import predict_folder
+from hotlap.segment.result_processes import ResultProcesses
+from hotlap.segment.targets import MAPS
+
+pytest.importorskip("numba")
+pytestmark = [
+    pytest.mark.skipif(not can_fork(), reason="needs a system that can fork"),
+    pytest.mark.usefixtures("no_hang", "nothing_left"),
+]
+
+TRUTH = discs(64, 64, (20, 20, 8), (45, 45, 10))
+NUM = 8
+MARK = "WHOSE_PROCESS"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Pictures, and a stack of two."""
+    made = tmp_path / "pictures"
+    made.mkdir()
+    picture = Image.fromarray(as_picture(TRUTH)[..., 0])
+    for number in range(NUM - 2):
+        picture.save(made / f"{number}.png")
+    picture.save(made / "stack.tif", save_all=True, append_images=[picture])
+    return made
+
+
+@pytest.fixture
+def nothing_left(monkeypatch):
+    """Every process that a test starts, and those that they start, end with it or soon after."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield
+    deadline = time.monotonic() + 20
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not marked(mark)
+
+
+def marked(mark):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Nothing is done in threads because processes are not ready yet."""
+    once = ResultProcesses._is_ready
+
+    def ready(self):
+        while not once(self) and not self._why_not:
+            time.sleep(0.01)
+        return once(self)
+
+    monkeypatch.setattr(ResultProcesses, "_is_ready", ready)
+
+
+@pytest.fixture
+def not_here(monkeypatch, patient):
+    """No picture is finished in this process."""
+
+    def refuse(*given):
+        raise AssertionError("finished in a thread")
+
+    monkeypatch.setattr(Finishing, "one", refuse)
+
+
+def settings(folder, **given):
+    small = {"out": folder.parent / "out", "tile": 64, "overlap": 16, "batch": 2, "workers": 2}
+    return SegmentPredictConfig(**{"folder": folder, **small, **given})
+
+
+def contents(out):
+    """All results by path."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_results_are_those_of_threads(folder, device, request):
+    pytest.importorskip("openpyxl")
+    threads = settings(folder, formats=FORMATS, out=folder.parent / "threads")
+    want = predict_folder(threads, predictor=bright_predictor(device), processes=False)
+    request.getfixturevalue("not_here")
+    config = settings(folder, formats=FORMATS)
+    answer = predict_folder(config, predictor=bright_predictor(device), processes=True)
+    assert (answer.num_images, answer.num_objects, answer.bad) == (NUM, 2 * NUM, {}) == (8, want.num_objects, want.bad)
+    made, wanted = contents(config.out), contents(threads.out)
+    assert made.pop("objects.xlsx") and wanted.pop("objects.xlsx"), "it holds the time"
+    assert made == wanted and len(made) == 2 + NUM * 6
+    assert set(answer.seconds) == set(want.seconds) and answer.seconds["results"] > 0
+
+
+def test_a_picture_without_an_answer_is_named_and_the_rest_goes_on(folder, not_here):
+    predictor = bright_predictor()
+    right = predictor.model.forward
+    predictor.model.forward = lambda image: right(image) * (torch.nan if len(predictor.model.seen) == 1 else 1)
+    answer = predict_folder(settings(folder, batch=1, workers=1), predictor=predictor, processes=True)
+    ((_, reason),) = answer.bad.items()
+    assert "the network's answer is NaN at 8192 of 8192 places" in reason and answer.num_images == NUM - 1
+
+
+def kill_forks(processes, seat):
+    """Ends every process that answers, once there is one."""
+    (mother,) = processes.pids()
+    while not (forks := psutil.Process(mother).children()):
+        time.sleep(0.01)
+    for fork in forks:
+        fork.kill()
+    while any(fork.is_running() and fork.status() != psutil.STATUS_ZOMBIE for fork in forks):
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def deadly(monkeypatch):
+    """Kills the process that is to work on picture 3, as many times as ``deadly["times"]`` says."""
+    plan = {"times": 0, "kill": kill_forks}
+    begun, ask = ResultProcesses._begin, result_processes._Seat.ask
+
+    def begin(self):
+        begun(self)
+        plan["processes"] = self
+
+    def asked(self, question):
+        if question[0].name == "3" and plan["times"]:
+            plan["times"] -= 1
+            plan["kill"](plan["processes"], self)
+        return ask(self, question)
+
+    monkeypatch.setattr(ResultProcesses, "_begin", begin)
+    monkeypatch.setattr(result_processes._Seat, "ask", asked)
+    return plan
+
+
+def test_a_picture_whose_process_is_killed_is_tried_in_another(folder, not_here, deadly):
+    deadly["times"] = 1
+    answer = predict_folder(settings(folder, workers=1), predictor=bright_predictor(), processes=True)
+    assert (answer.num_images, answer.bad, deadly["times"]) == (NUM, {}, 0)
+
+
+def test_a_picture_that_kills_twice_is_named_and_done_another_time(folder, not_here, deadly, monkeypatch):
+    deadly["times"] = 2
+    config, heard = settings(folder, workers=1), []
+    answer = predict_folder(config, heard.append, predictor=bright_predictor(), processes=True)
+    assert answer.num_images == NUM - 1 and answer.exit_code == 1
+    assert "2 processes died while they worked on its results" in answer.bad["3.png"]
+    assert not [event for event in heard if event.kind == "warn"], "others could be had"
+    monkeypatch.undo()
+    again = predict_folder(config, predictor=bright_predictor())
+    assert (again.num_images, again.num_before, again.bad) == (1, NUM - 1, {})
+
+
+def test_where_none_can_be_forked_any_more_threads_go_on(folder, patient, deadly):
+    def kill_all(processes, seat):
+        (mother,) = processes.pids()
+        forks = psutil.Process(mother).children()
+        os.kill(mother, signal.SIGKILL)
+        processes._process.wait()
+        for fork in forks:
+            fork.kill()
+
+    deadly.update(times=1, kill=kill_all)
+    heard = []
+    config = settings(folder, workers=1)
+    answer = predict_folder(config, heard.append, predictor=bright_predictor(), processes=True)
+    assert (answer.num_images, answer.bad) == (NUM, {})
+    (text,) = [event.text for event in heard if event.kind == "warn"]
+    assert "results are worked out in threads" in text and "(it died)" in text
+
+
+def test_processes_that_cannot_start_cost_a_warning(folder, patient, monkeypatch):
+    monkeypatch.setattr(result_processes, "MAIN", "hotlap.segment.not_there")
+    heard = []
+    answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor(), processes=True)
+    assert answer.num_images == NUM
+    (text,) = [event.text for event in heard if event.kind == "warn"]
+    assert "No module named hotlap.segment.not_there" in text
+
+
+def test_nothing_waits_for_processes_that_are_not_ready(folder, monkeypatch):
+    monkeypatch.setattr(ResultProcesses, "_is_heard", lambda self: False)
+    heard = []
+    answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor(), processes=True)
+    assert answer.num_images == NUM and not [event for event in heard if event.kind == "warn"]
+
+
+def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder, not_here):
+    whole = settings(folder, out=folder.parent / "whole")
+    predict_folder(whole, predictor=bright_predictor(), processes=True)
+    count = [0]
+
+    def impatient(event):
+        count[0] += event.kind == "advance"
+        if event.kind == "advance" and count[0] == 3:
+            raise KeyboardInterrupt
+
+    config = settings(folder, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(config, impatient, predictor=bright_predictor(), processes=True)
+    finished = sorted(path.stem for path in (config.out / "done").glob("*.json"))
+    assert 3 <= len(finished) < NUM
+    assert {row["image"] for row in read_csv(config.out / "objects.csv")} == set(finished)
+    assert not list(config.out.rglob(".*")), "no half-written file is left"
+    answer = predict_folder(config, predictor=bright_predictor(), processes=True)
+    assert (answer.num_before, answer.num_images) == (len(finished), NUM - len(finished))
+    assert contents(config.out) == contents(whole.out)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(FileExistsError, "labels"), (StorageError, "cannot write .*too long")])
+def test_what_cannot_be_written_ends_the_run_as_it_does_in_threads(folder, request, kind, words):
+    config = settings(folder)
+    if kind is StorageError:
+        (folder / "0.png").rename(folder / f"{'x' * 250}.png")  # its results end with more letters
+    else:
+        config.out.mkdir()
+        (config.out / "labels").write_text("in the way")
+    with pytest.raises(kind, match=words) as in_threads:
+        predict_folder(config, predictor=bright_predictor(), processes=False)
+    request.getfixturevalue("not_here")
+    with pytest.raises(kind, match=words) as in_processes:
+        predict_folder(settings(folder, redo=True), predictor=bright_predictor(), processes=True)
+    hidden = [str(error.value).replace("\\", "") for error in (in_threads, in_processes)]
+    assert hidden[0] == hidden[1] and type(in_threads.value) is type(in_processes.value)
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+print("imported", flush=True)
+from bright import bright_predictor
+from pathlib import Path
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predict_folder import predict_folder
+from hotlap.segment.result_processes import ResultProcesses
+once = ResultProcesses._is_ready
+def ready(self):
+    while not once(self):
+        time.sleep(0.01)
+    return True
+ResultProcesses._is_ready = ready
+def slow(event):
+    if event.kind == "advance":
+        print("one", flush=True)
+        time.sleep(float(sys.argv[3]))
+folder = Path(sys.argv[2])
+config = SegmentPredictConfig(folder=folder, out=folder.parent / "out", tile=64, overlap=16, batch=1, workers=1)
+print(predict_folder(config, slow, predictor=bright_predictor(), processes=True).num_images, flush=True)
+"""
+
+
+def run_script(folder, tmp_path, pause_s, **options):
+    script = tmp_path / "unguarded.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(folder), str(pause_s)]
+    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_a_script_without_a_guard_is_not_run_again(folder, tmp_path):
+    with run_script(folder, tmp_path, 0) as script:
+        said = script.stdout.read().split()
+    assert said.count("imported") == 1 and said[-1] == str(NUM) and script.returncode == 0
+
+
+@pytest.mark.parametrize(("number", "least"), [(signal.SIGINT, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 0)])
+def test_whatever_ends_the_run_ends_its_processes(folder, tmp_path, number, least):
+    """SIGINT goes to all processes of the group, as from a terminal; those that are left are found by the fixture."""
+    done = folder.parent / "out" / "done"
+    with run_script(folder, tmp_path, 0.5, start_new_session=True, stderr=subprocess.DEVNULL) as script:
+        while script.stdout.readline() != "one\n":
+            assert script.poll() is None
+        while len(list(done.glob("*.json"))) < least:
+            time.sleep(0.01)
+        assert len(marked(os.environ[MARK])) >= 2 + least, "the script, the process that forks, and one that answers"
+        os.killpg(script.pid, number)
+    assert script.returncode == -number
+    while marked(os.environ[MARK]):  # what was begun may still be finished
+        time.sleep(0.01)
+    finished = len(list(done.glob("*.json")))
+    answer = predict_folder(settings(folder), predictor=bright_predictor())
+    assert least <= finished < NUM and (answer.num_before, answer.num_images) == (finished, NUM - finished)
+
+
+@pytest.fixture
+def work(tmp_path):
+    prepare(tmp_path / "out")
+    return Finishing(
+        names=MAPS, many=ManyConfig(), formats=("labels",), category="cell", done=Done(tmp_path / "out", {})
+    )
+
+
+def example_maps(side=64):
+    return np.stack([TRUTH > 0, TRUTH > 0]).astype(np.float32)[:, :side, :side]
+
+
+def test_maps_are_given_back_once_copied_and_pictures_sent_only_where_they_are_shown(work, not_here, monkeypatch):
+    sent, ask = [], result_processes._Seat.ask
+
+    def asked(self, question):
+        sent.append((question, [ref() is None for ref in refs]))
+        return ask(self, question)
+
+    monkeypatch.setattr(result_processes._Seat, "ask", asked)
+    refs, picture = [], np.zeros((64, 64, 3), np.uint8)
+    with ResultProcesses() as processes:
+        for n, side in enumerate((64, 64, 50)):
+            array = example_maps(side)
+            refs.append(weakref.ref(array))
+            box = [array]
+            del array
+            entry = processes.finish(work, Facts(str(n), f"{n}.png", "", 1), box, picture)
+            assert len(entry["rows"]) == 2 and not box
+    (first, _), (second, gone), (third, _) = sent
+    assert gone == [True, True] and [question[2] for question, _ in sent] == [None] * 3
+    assert first[1].data_ptr() == second[1].data_ptr() != third[1].data_ptr(), "memory is used again for one size"
+    np.testing.assert_array_equal(third[1].numpy(), example_maps(50))
+
+
+def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(work, patient, monkeypatch):
+    here, one = [], Finishing.one
+    monkeypatch.setattr(
+        Finishing, "one", lambda self, facts, *given: here.append(facts.name) or one(self, facts, *given)
+    )
+    monkeypatch.setattr(result_processes, "MOST_SENT", example_maps().nbytes - 1)
+    with ResultProcesses() as processes:
+        ask = lambda n, side: processes.finish(work, Facts(n, n, "", 1), [example_maps(side)], None)  # noqa: E731
+        threads = [threading.Thread(target=ask, args=(str(n), 64 - n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert here == ["0"] and {path.stem for path in work.done.out.glob("done/*.json")} == {"0", "1", "2", "3"}
+
+
+def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):
+    started = []
+
+    class Noted(ResultProcesses):
+        def _begin(self):
+            started.append(True)
+            self._why_not = "only noted"
+
+    monkeypatch.setattr(module, "ResultProcesses", Noted)
+    monkeypatch.setattr(module, "FEWEST_FILES", NUM - 1)
+    predict_folder(settings(folder), predictor=bright_predictor())
+    assert not started, "on a CPU the network needs the cores itself"
+    on_card = bright_predictor()
+    on_card.device = torch.device("cuda")
+    for fewest, size, wanted in ((NUM, 1 << 27, 0), (NUM - 1, 1 << 27, 1), (NUM, 1000, 2)):
+        monkeypatch.setattr(module, "FEWEST_FILES", fewest)
+        monkeypatch.setattr(module, "FEWEST_BYTES", size)
+        predict_folder(settings(folder, redo=True), predictor=on_card)
+        assert len(started) == wanted
