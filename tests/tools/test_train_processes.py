@@ -153,7 +153,8 @@ def test_a_training_that_prints_is_not_taken_for_dead(tmp_path, loud, alarm, mon
 def test_torchrun_stopped_before_it_has_processes_says_so(number):
     """torch's own entry is stood in for by the signal."""
     code = (
-        "import os, sys, torch.distributed.run as run\n"
+        "import os, signal, sys, torch.distributed.run as run\n"
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # nohup and shells in the background ignore some
         f"run.main = lambda arguments: os.kill(os.getpid(), {int(number)})\n"
         "from hotlap.tools.train.torchrun import main\n"
         "main()\n"
