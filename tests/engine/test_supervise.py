@@ -52,6 +52,7 @@ def test_a_training_killed_for_memory_goes_on_from_its_last_checkpoint(tmp_path,
     assert_same_training(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_the_loader_means_fewer_workers(tmp_path, undisturbed):
     (folder := tmp_path / "run").mkdir()
     heard = []
@@ -63,6 +64,7 @@ def test_a_killed_worker_of_the_loader_means_fewer_workers(tmp_path, undisturbed
     assert_same_training(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_batch_cut_off_by_its_workers_death_means_fewer_workers_and_the_same_result(tmp_path, undisturbed):
     (folder := tmp_path / "run").mkdir()
     heard = []

@@ -218,6 +218,7 @@ def test_nothing_waits_for_processes_that_are_not_ready(folder, monkeypatch):
     assert answer.num_images == NUM and not [event for event in heard if event.kind == "warn"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder, not_here):
     whole = settings(folder, out=folder.parent / "whole")
     predict_folder(whole, predictor=bright_predictor(), processes=True)
@@ -295,6 +296,7 @@ def test_a_script_without_a_guard_is_not_run_again(folder, tmp_path):
     assert said.count("imported") == 1 and said[-1] == str(NUM) and script.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "least"), [(signal.SIGINT, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 0)])
 def test_whatever_ends_the_run_ends_its_processes(folder, tmp_path, number, least):
     """SIGINT goes to all processes of the group, as from a terminal; those that are left are found by the fixture."""
@@ -306,6 +308,7 @@ def test_whatever_ends_the_run_ends_its_processes(folder, tmp_path, number, leas
             time.sleep(0.01)
         assert len(marked(os.environ[MARK])) >= 2 + least, "the script, the process that forks, and one that answers"
         os.killpg(script.pid, number)
+        script.stdout.read()  # to its end: what it still says must find somebody who listens
     assert script.returncode == -number
     while marked(os.environ[MARK]):  # what was begun may still be finished
         time.sleep(0.01)

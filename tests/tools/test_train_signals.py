@@ -148,6 +148,7 @@ def test_killed_parent_then_both_then_resumed(command, undisturbed):
     command.assert_same_as(undisturbed)
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_saves_and_can_be_resumed(command, undisturbed):
     code, record = command.begin().until_step(2).end(signal.SIGINT)
     assert code == 130

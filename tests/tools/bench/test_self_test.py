@@ -82,6 +82,7 @@ def test_equal_pairs_are_trustworthy():
     assert (verdict.outcome, verdict.exit_code) == ("trustworthy", 0)
 
 
+@pytest.mark.slow
 def test_it_runs_and_counts_every_pair_of_every_round(tmp_path, jobs_in_process):
     record = self_test(settings(tmp_path))
     assert record.status == "complete" and record.kind == "self-test"
