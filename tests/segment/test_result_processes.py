@@ -259,7 +259,8 @@ def test_what_cannot_be_written_ends_the_run_as_it_does_in_threads(folder, reque
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
 sys.path.insert(0, sys.argv[1])
 print("imported", flush=True)
 from bright import bright_predictor
