@@ -1,7 +1,7 @@
 """The numeric gate: does this arm still give the right answer?
 
 The judge is the same model in float64 on the CPU; beside it stands plain float32 on the CPU, whose own error says how
-hard the problem is. Where the CPU would take minutes, the card that is judged may compute the float64, and must match
+hard the problem is. Where the CPU would take long, the card that is judged may compute the float64, and must match
 the CPU's float32. An arm passes when its relative error is at most twice (three times in half precision) that of plain
 float32 plus what its number format costs. Where that is too little, the problem may be to blame: the float64 model says
 how far its own answer moves when weights, inputs and what every layer gives are rounded to a short format, and float32
@@ -63,8 +63,9 @@ MAX_DRIFT = 1e-6
 the same CPU mostly agree in every digit."""
 NEAR = 1e-3
 """Float32 this near to float64 is of the same weights and inputs."""
-SLOW_STEP_S = 2.0
-"""Where a step of plain float32 takes the CPU longer, one in float64 is left to a card, if there is one to judge."""
+SLOW_STEP_S = 0.2
+"""Where a step of plain float32 takes the CPU longer, one in float64 is left to a card, if there is one to judge: CPUs
+have fast convolutions for float32 alone, and the rounding of every layer comes on top."""
 LONG_PASS_S = 1.0
 """A pass on the CPU that took so long is not run once more to be timed: what begins slowly matters little in it."""
 NOT_FINITE = "plain float32 is not finite there, so that nothing can be compared; predict() and loss() should be finite"
