@@ -47,6 +47,12 @@ static u32 ballot(bool yes) {
 }
 static bool any_lane(bool yes) { return ballot(yes) != 0; }
 static bool all_lanes(bool yes) { return ballot(yes) == 0xffffffffu; }
+static u32 lanes_alike(int value) {
+    const u64* lanes = gather((u32)value);
+    u32 mask = 0;
+    for (int n = 0; n < 32; n++) mask |= (u32)(lanes[n] == (u32)value) << n;
+    return mask;
+}
 static float shuffle(float value, int from) { return __uint_as_float((u32)gather(__float_as_uint(value))[from & 31]); }
 static int shuffle(int value, int from) { return (int)gather((u32)value)[from & 31]; }
 static float shuffle_xor(float value, int mask) { return shuffle(value, self->thread % 32 ^ mask); }

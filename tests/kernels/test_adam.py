@@ -65,10 +65,22 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("adam"))
 
 
-@pytest.mark.parametrize("case", [*CASES[2:7], LONG], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*CASES[2:7], CASES[-1], LONG], ids=lambda case: case.id)
 def test_the_cuda_kernel_thread_by_thread(case, host, monkeypatch):
     monkeypatch.setattr(launching, "launch", host)
     assert disagreements(train(case, cuda.step, cuda.flush), truth(case), TOLERANCE) == {}
+
+
+def test_the_cuda_kernel_leaves_visible_rows_without_a_gradient_alone_until_they_are_due(host, monkeypatch):
+    monkeypatch.setattr(launching, "launch", host)
+    case = AdamCase(rows=130, mode="lazy", widths=((2,), (3,)))
+    state = case.make(CPU)
+    grads = [torch.zeros_like(param) for param in state.params]
+    grads[1][7, 2] = 1e-3
+    grads[0][9, 0] = torch.nan
+    for _ in range(2):
+        cuda.step(state, grads, case.config, torch.ones(case.rows, dtype=torch.bool))
+    assert state.last.nonzero().flatten().tolist() == [7, 9, 128, 129], "the second block is due at step 1"
 
 
 def test_the_cuda_kernel_takes_parameters_at_any_address(host, monkeypatch):

@@ -19,6 +19,7 @@ from hotlap.kernels import launch as launching
 from hotlap.kernels.agreement import in_float64, relative_errors
 from hotlap.kernels.splat import cuda, cuda_plan, cuda_program, cuda_room, reference
 from hotlap.kernels.splat.cases import EVERYTHING, UNDECIDED, SplatCase, as_splats, undecided
+from hotlap.kernels.splat.cuda_plan import plans_of
 from hotlap.kernels.splat.cuda_program import Variant
 from hotlap.kernels.splat.frame import GRADIENTS
 
@@ -138,6 +139,48 @@ def test_small_pictures_are_sorted_by_the_blending_and_small_scenes_have_cleared
     monkeypatch.setattr(cuda_plan, "FEW_SPLATS", 2**18)
     errors = errors_of(case)
     assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
+
+
+@pytest.mark.parametrize("few_tiles", [0, 1024], ids=["many tiles", "few tiles"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        SplatCase(splats=90, size=0.3, cameras=2, background=True, options=EVERYTHING),
+        SplatCase(splats=200, size=0.4, opacity=-2.0, max_undecided=0.03, options={"sh_degree": 1, "raw": True}),
+        SplatCase(
+            splats=300, channels=2, size=0.6, opacity=-3.0, background=True, max_undecided=0.03, options={"raw": True}
+        ),
+        SplatCase(splats=300, channels=2, size=0.6, opacity=6.0, twins=True, options={"raw": True}),
+        SplatCase(splats=60, channels=6, size=0.5, options={"raw": True}),
+    ],
+    ids=lambda case: case.id,
+)
+def test_long_lists_are_cut_for_the_backward_pass(case, few_tiles, on_host, monkeypatch):
+    """Each part begins with the light and the colour that the forward pass has left at the cut."""
+    on_host()
+    monkeypatch.setattr(cuda, "FEW_TILES", few_tiles)
+    monkeypatch.setattr(cuda_plan, "PART", 32)
+    monkeypatch.setattr(cuda_plan, "LONG_LISTS", 1)
+    monkeypatch.setattr(cuda_room, "STEP", 1)
+    errors = errors_of(case)
+    assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
+    colors = as_splats(case.make(CPU)).colors.shape
+    (plan,) = plans_of(case.view, CPU, case.cameras, case.splats, colors)._known.values()
+    blocks = {name: across for name, across, _ in plan.backward}["splat_blend_bwd_kernel"]
+    if case.channels > 4:
+        assert plan.numbers.part == 0 and blocks == plan.num_tiles
+    else:
+        assert plan.numbers.part == 32 and blocks == plan.num_tiles + plan.capacity // 32
+        assert cuda_room.ROOM.most(plan.key) > 48 * plan.num_tiles, "lists have several parts"
+
+
+def test_short_lists_and_lists_of_many_tiles_are_not_cut():
+    """The memory of the cuts would be a good part of all; a large picture fills a card without them."""
+    assert cuda_plan.is_cut(num_tiles=2170, channels=3, capacity=3_000_000)
+    assert cuda_plan.is_cut(num_tiles=558, channels=4, capacity=150_000)
+    assert not cuda_plan.is_cut(num_tiles=558, channels=3, capacity=140_000)
+    assert not cuda_plan.is_cut(num_tiles=558, channels=5, capacity=10**7)
+    assert not cuda_plan.is_cut(num_tiles=8160, channels=3, capacity=6_000_000)
 
 
 def test_a_second_backward_pass_of_a_small_scene_gives_the_same(on_host, monkeypatch):

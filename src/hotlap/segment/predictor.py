@@ -153,8 +153,9 @@ class _Loaded(LoadedWorkload):
     """A network whose maps stay on the device, where those of a picture's tiles are blended."""
 
     def __init__(self, workload: TileWorkload, arm: ArmSpec, rows: int, first: int) -> None:
-        self._first, self._compiles = first, bool(arm.compile)
+        self._first = first
         self._whole: tuple[int, tuple[Any, ...]] = 0, ()
+        """The batch that was compiled or recorded, and the shapes of its tiles."""
         super().__init__(workload, arm, rows, widen=False)
 
     @property
@@ -174,20 +175,21 @@ class _Loaded(LoadedWorkload):
         """Up to the first batch only: it is small where few pictures are left, for which no more need be compiled."""
         asked = min(rows, 1 << (self._first - 1).bit_length() if self._pads else self._first)
         fits, out = super()._warm(example, asked)
-        if self._compiles:
+        if self._pads:
             self._whole = fits, tuple(tuple(t.shape[1:]) for t in example)
         return rows if fits == asked else fits, out
 
     def _sizes(self, rows: int) -> set[int]:
-        return {rows} if self._compiles else super()._sizes(rows)
+        return {rows} if self._pads else super()._sizes(rows)
 
     def _padded(self, num_rows: int, shapes: tuple[Any, ...]) -> int:
-        """A smaller batch, as the last, is filled up to the one that was compiled: minutes for it would not pay."""
+        """A smaller batch, as the last, is filled up to the one that is ready: to make another takes longer."""
         whole, of_shapes = self._whole
         return whole if num_rows <= whole and shapes == of_shapes else super()._padded(num_rows, shapes)
 
     def make_room(self) -> None:
-        """Gives back the memory of recordings; what comes often is recorded again."""
+        """Gives back the memory of recordings; what comes often is recorded again, and nothing is filled up to them."""
+        self._whole = 0, ()
         self._forget_recordings()
         release_memory()
 

@@ -6,7 +6,8 @@
 //     sum over s in l+1..t of lr(s) sqrt(1 - b2^s) / (1 - b1^s) (b1 / sqrt(b2))^(s-l)  times  m / sqrt(v),
 // but for eps. The sum depends on l alone: `history` holds it for the last WINDOW steps l, and the first block brings it
 // from one step to the next in the other half of the array, which no block reads in this launch. Every block brings its
-// rows up to date once in WINDOW steps, whether they are visible or not, so that no older step is ever asked for.
+// rows up to date once in WINDOW steps, whether they are visible or not, so that no older step is ever asked for. A visible
+// row whose gradient is 0 all over is left alone likewise: of a scene's splats on the screen most lie behind others.
 
 #define THREADS 256
 #define ROWS 128
@@ -82,6 +83,31 @@ DEVICE Row find_row(const Given& given, int row, int now) {
     return found;
 }
 
+// Rows that are visible, and whose gradients are all 0, are left alone, but for those of a block that is due.
+DEVICE void leave_idle(const Given& given, Row* rows, int* told, int begin, int count, int now) {
+    const int thread = thread_index();
+    for (int n = thread; n < count; n += THREADS) told[n] = 0;
+    block_barrier();
+    for (int g = 0; g < given.num_groups; g++) {
+        const Group group = given.groups[g];
+        const int size = count * group.width;
+        for (int e = 4 * thread; e < size; e += 4 * THREADS) {
+            const int num = size - e < 4 ? size - e : 4;
+            bool any = false;
+            UNROLL for (int n = 0; n < 4; n++) any = any || (n < num && rows[(e + n) / group.width].seen);
+            if (!any) continue;
+            const Four grad = read_four(group.grad + (i64)begin * group.width + e, num);
+            UNROLL for (int n = 0; n < 4; n++)
+                if (n < num && grad.at[n] != 0.0f) told[(e + n) / group.width] = 1;
+        }
+    }
+    block_barrier();
+    if (block_x() % WINDOW != now % WINDOW)
+        for (int n = thread; n < count; n += THREADS)
+            if (!told[n]) rows[n].missed = LEFT_ALONE;
+    block_barrier();
+}
+
 // The sums of the steps that rows may have been left alone since, one step later.
 DEVICE void extend_history(const Given& given, int now, float root2, float correct1) {
     const int size = given.num_groups * WINDOW;
@@ -104,6 +130,10 @@ KERNEL(THREADS, 4) adam_step_kernel(Given given) {
         for (int n = thread; n < count; n += THREADS) rows[n] = find_row(given, begin + n, now);
         block_barrier();
     }
+#if MODE == 2
+    SHARED(int, told, ROWS);
+    if (!given.flush) leave_idle(given, rows, told, begin, count, now);
+#endif
     if (MODE == 2 && block_x() == 0 && !given.flush) extend_history(given, now, root2, correct1);
     for (int g = 0; g < given.num_groups; g++) {
         const Group group = given.groups[g];

@@ -36,6 +36,8 @@ class AdamCase:
     """As in ``AdamConfig``."""
     chance: float = 1.0
     """That a row is visible; each row's own is this to the power of 0 to 3, and the last row is visible only once."""
+    idle: float = 0.0
+    """That the gradient of a row is 0 all over, although it is visible."""
     tails: tuple[tuple[int, tuple[int, float]], ...] = ()
     """As in ``make_adam_state``."""
     dtype: torch.dtype = torch.float32
@@ -44,7 +46,8 @@ class AdamCase:
     @property
     def id(self) -> str:
         tails = "-tails" if self.tails else ""
-        return f"n{self.rows}-t{self.steps}-{self.mode}-eps{self.eps:g}-visible{self.chance:g}{tails}"
+        idle = f"-idle{self.idle:g}" if self.idle else ""
+        return f"n{self.rows}-t{self.steps}-{self.mode}-eps{self.eps:g}-visible{self.chance:g}{idle}{tails}"
 
     @property
     def config(self) -> AdamConfig:
@@ -69,6 +72,9 @@ class AdamCase:
             visible = torch.rand(self.rows, generator=generator) < self.chance ** powers.float()
             if self.chance < 1:
                 visible[-1:] = step == 1
+            if self.idle:
+                busy = torch.rand(self.rows, generator=generator) >= self.idle
+                grads = [grad * busy.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
             size = 10.0 ** (-3 - step % 3)
             yield [(size * grad).to(device, self.dtype) for grad in grads], visible.to(device), 0.99**step
 
@@ -91,5 +97,6 @@ CASES = (
     AdamCase(rows=131, steps=3, widths=((3,), (4, 3)), tails=((1, (3, 0.05)),)),
     AdamCase(rows=37, steps=6, mode="lazy", chance=0.5, widths=((5, 3), (3,)), tails=((0, (3, 0.05)),)),
     AdamCase(rows=131, steps=300, mode="lazy", chance=0.3, widths=((3,), (2,))),
+    AdamCase(rows=137, steps=20, mode="lazy", chance=0.7, idle=0.6),
 )
 """Nothing, one, a prime that fills no block, and so many steps that rows are behind by more than the window."""

@@ -11,6 +11,7 @@
 #define BLEND_BLOCKS (CHAN > 4 ? 1 : (PIXELS == 4 || CHAN == 4 ? 768 : 1024) / BLEND_THREADS)
 #define EAGER (CHAN <= 4)  // colours are loaded with the rest, one batch ahead; more of them would fill the registers
 #define SLOT_FLOATS (8 + (CHAN_ROOM + 3) / 4 * 4)
+#define CUTS (CHAN <= 4)   // long lists may be cut; with more channels the state of a pixel would be too large
 
 struct Strip {
     int camera, tile, x, y;  // of this thread's first pixel
@@ -18,11 +19,11 @@ struct Strip {
     float left, top;         // of the strip, at pixel centres
 };
 
-DEVICE Strip make_strip(const Frame& f) {
+DEVICE Strip make_strip(const Frame& f, int tile) {
     Strip s;
     const int lane = thread_index() & 31, warp = thread_index() >> 5;
     const int tiles = f.tiles_x * f.tiles_y;
-    s.tile = f.order[block_index()];
+    s.tile = tile;
     s.camera = s.tile / tiles;
     const int in_frame = s.tile - s.camera * tiles;
     s.row = TILE_WARPS > 2 ? (warp >> 1) * STRIP_ROWS : 0;
@@ -30,6 +31,11 @@ DEVICE Strip make_strip(const Frame& f) {
     s.x = x + (lane & 7), s.y = y + (lane >> 3);
     s.left = x + 0.5f, s.top = y + 0.5f;
     return s;
+}
+
+// The state of this thread's j-th pixel at a cut of its tile's list, whose number over all tiles is `mark`: light, channels.
+DEVICE float* mark_place(const Frame& f, const Strip& s, int mark, int j) {
+    return f.marks + (i64)mark * (1 + CHAN) * (TILE * TILE) + (s.y % TILE + 4 * j) * TILE + s.x % TILE;
 }
 
 struct Entry {

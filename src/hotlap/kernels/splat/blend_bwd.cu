@@ -6,6 +6,10 @@
 //
 // With h = alpha dL/dalpha a splat needs the sums over pixels of h, h dx, h dy, h dx^2, h dx dy, h dy^2 and of its weight
 // times g; the projection turns them into gradients.
+//
+// Where lists are long and tiles few, a list is cut into parts, and a block takes one: the forward pass has left the light T
+// and the colour C of each pixel at the cuts. Behind a cut lies what the picture has more than C, so that there
+// T G = (picture - C) . g - (light that is left) g_alpha.
 
 // The gradient of the background: of each channel, the light that reaches it times g.
 DEVICE void add_background(const Frame& f, const Strip& s, const float (&light)[PIXELS], const float (&g)[PIXELS][CHAN_ROOM]) {
@@ -22,6 +26,18 @@ UNROLL
     }
 }
 
+// The tile that a block works at, if lists are cut. A list from a to b has b / part - a / part + 1 blocks, which is as many
+// as its parts or one more.
+DEVICE int find_tile(const Frame& f) {
+    int low = 0, high = f.num_cameras * f.tiles_x * f.tiles_y;
+    while (high - low > 1) {
+        const int middle = (low + high) >> 1;
+        if (f.ranges[middle] / f.part + middle <= block_index()) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_bwd_kernel(const Frame f) {
     SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
@@ -34,8 +50,11 @@ splat_blend_bwd_kernel(const Frame f) {
 #endif
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
-    const Strip s = make_strip(f);
-    const int begin = f.ranges[s.tile];
+    const bool cuts = CUTS && f.part;
+    const Strip s = make_strip(f, cuts ? find_tile(f) : f.order[block_index()]);
+    const int list = f.ranges[s.tile], part = cuts ? block_index() - (list / f.part + s.tile) : 0;
+    const int begin = cuts ? list + part * f.part : list, until = cuts ? begin + f.part : f.ranges[s.tile + 1];
+    if (begin >= f.ranges[s.tile + 1] && part) return;
     const float x = s.x + 0.5f;
     float light[PIXELS], behind[PIXELS], g[PIXELS][CHAN_ROOM];  // behind: G
     int last[PIXELS], end = 0;
@@ -53,13 +72,24 @@ UNROLL
             if (f.backgrounds && i < CHANNELS) behind[j] = mad(f.backgrounds[s.camera * CHANNELS + i], g[j][i], behind[j]);
         }
     }
-    if (f.out_backgrounds) add_background(f, s, light, g);
+    if (f.out_backgrounds && part == 0) add_background(f, s, light, g);
+UNROLL
+    for (int j = 0; j < PIXELS; j++) {
+        if (!CUTS || last[j] <= until) continue;
+        const i64 pixel = ((i64)s.camera * f.height + s.y + 4 * j) * f.width + s.x;
+        const float* const mark = mark_place(f, s, list / f.part + part, j);
+        float more = f.v_alphas ? -light[j] * f.v_alphas[pixel] : 0.0f;
+UNROLL
+        for (int i = 0; i < CHAN; i++) more = mad(f.shown[pixel * CHAN + i] - mark[(1 + i) * TILE * TILE], g[j][i], more);
+        light[j] = mark[0], behind[j] = more / light[j];
+    }
 UNROLL
     for (int mask = 16; mask; mask >>= 1) {
         const int other = shuffle_xor(end, mask);
         end = other > end ? other : end;
     }
     if (end <= begin) return;
+    end = end < until ? end : until;
 #if BUNDLE
     put_places(f, s.camera, lane, targets);
 #else

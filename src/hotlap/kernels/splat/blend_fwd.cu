@@ -9,7 +9,7 @@ splat_blend_fwd_kernel(const Frame f) {
     SHARED(float, staged, STAGED_FLOATS > SORT_FLOATS ? STAGED_FLOATS : SORT_FLOATS);
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
-    const Strip s = make_strip(f);
+    const Strip s = make_strip(f, f.order[block_index()]);
     if (SORTS && f.sort_first) {
         sort_tile(f, s.tile, reinterpret_cast<u64*>(staged));
         block_barrier();  // what other threads have sorted is there to read
@@ -30,6 +30,16 @@ UNROLL
     Entry next;
     if (begin + lane < end) next = load_entry(f, s.camera, begin + lane);
     for (int base = begin; base < end && open; base += 32) {
+        if (CUTS && base > begin && ((base - begin) & (f.part - 1)) == 0) {  // never where part is 0
+            const int mark = begin / f.part + (base - begin) / f.part - 1;
+UNROLL
+            for (int j = 0; j < PIXELS; j++) {
+                float* const to = mark_place(f, s, mark, j);
+                to[0] = light[j];
+UNROLL
+                for (int i = 0; i < CHAN; i++) to[(1 + i) * TILE * TILE] = color[j][i];
+            }
+        }
         const Entry mine = next;
         const int at = base + lane;
         if (at + 32 < end) next = load_entry(f, s.camera, at + 32);
@@ -80,7 +90,9 @@ UNROLL
 UNROLL
         for (int i = 0; i < CHAN; i++) {
             const float behind = f.backgrounds && i < CHANNELS ? f.backgrounds[s.camera * CHANNELS + i] : 0.0f;
-            f.image[pixel * CHAN + i] = mad(light[j], behind, color[j][i]);
+            const float value = mad(light[j], behind, color[j][i]);
+            f.image[pixel * CHAN + i] = value;
+            if (CUTS && f.part) f.shown[pixel * CHAN + i] = value;
         }
     }
 }

@@ -140,14 +140,18 @@ def _addresses_of(tensors: Sequence[Tensor | None], copies: list[Tensor]) -> lis
     return addresses
 
 
-def _variant(splats: Splats, view: View, num_tiles: int, needs: frozenset[str] = frozenset()) -> Variant:
+def _variant(splats: Splats, view: View, plan: Plan, needs: frozenset[str] | None = None) -> Variant:
+    """Of the forward pass, or of a backward pass that ``needs`` gradients."""
+    # Parts of lists fill a card, and four pixels a thread are the least work; forward the whole list is walked.
+    few = plan.num_tiles <= FEW_TILES and (needs is None or not plan.numbers.part)
+    needs = needs or frozenset()
     return _known_variant(
         3 if view.sh_degree is not None else splats.colors.shape[-1],
         view.depth,
         view.sh_degree,
         view.absgrad and "means2d" in needs,
         "viewmats" in needs or "Ks" in needs,
-        1 if num_tiles <= FEW_TILES else None,
+        1 if few else None,
     )
 
 
@@ -239,7 +243,7 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
         0 if told is None else told.address, plan.needed,
     )  # fmt: skip
     program.tell_forward(frame, [bases[number] + place for number, place in plan.places])
-    variant = _variant(splats, view, plan.num_tiles)
+    variant = _variant(splats, view, plan)
     kernels = plan.few if few_tiles else plan.short if short_lists else plan.long
     program.launch(variant, kernels, frame, device)
     del copies, now  # torch gives their memory to nobody who is not behind the kernels in the stream
@@ -262,7 +266,7 @@ def backward(
         _complete(splats, view, drawn)
     saved: Saved = drawn.saved
     plan, frame = saved.plan, frame_type().from_buffer_copy(saved.frame)
-    variant = _variant(splats, view, plan.num_tiles, needs)
+    variant = _variant(splats, view, plan, needs)
     inputs = inputs_of(splats)
     found = _room_for_gradients(inputs, needs)
     kernels, sums = plan.backward[1:], None

@@ -20,6 +20,13 @@ from hotlap.kernels.splat.frame import INPUTS, TILE, View
 FEW_SPLATS = 2**18
 """Up to so many, over all cameras, the pixels' sums have memory of their own, 36 bytes a splat: the projection clears
 it, and the backward pass has a kernel less to launch."""
+PART = 256
+"""Pairs that a block of the backward pass takes of a long list."""
+LONG_LISTS = 256
+"""Lists are cut where the mean tile has room for so many pairs, and for a quarter as many as there are tiles: where
+these are few, the card would wait for the longest lists. A cut costs 16 bytes a pair of memory."""
+MOST_CUT_CHANNELS = 4
+"""As ``CUTS`` in ``blend.cuh``."""
 BASES = (*INPUTS, "image", "alphas", "means2d", "facts", "kept", "now", "told", "needed")
 """The pieces of memory that a frame is drawn with, in the order in which their addresses are told."""
 
@@ -98,6 +105,8 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
     screen, channels = (num_cameras, frame.height, frame.width), (3 if sh else colors[-1]) + int(view.depth)
     rows, pixels = num_cameras * num_splats, num_cameras * frame.width * frame.height
     num_tiles = num_cameras * frame.tiles_x * frame.tiles_y
+    frame.part = PART if is_cut(num_tiles, channels, capacity) else 0
+    parts = capacity // PART if frame.part else 0
     blocks = frame.project_blocks  # of the pairs' kernel too
     first = (
         ("splat_clear_kernel", _blocks(num_tiles + 1, "splat_clear_kernel"), 1),
@@ -109,6 +118,7 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
     kept = _lay_out(
         key.device, shade=rows * 4 if sh else rows, light=pixels, lasts=pixels, order=num_tiles,
         ranges=num_tiles + 1, ids=capacity, sums=rows * frame.sums_each,
+        marks=parts * (1 + channels) * TILE * TILE, shown=pixels * channels if frame.part else 0,
     )  # fmt: skip
     now = _lay_out(key.device, keys=2 * capacity, keys_spare=2 * capacity, reached=rows, cursors=num_tiles + 1)
     return Plan(
@@ -132,10 +142,15 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
         few=(*first, blend),
         backward=(
             ("splat_clear_bwd_kernel", _blocks(4 * num_splats, "splat_clear_bwd_kernel"), 1),
-            ("splat_blend_bwd_kernel", num_tiles, 1),
+            ("splat_blend_bwd_kernel", num_tiles + parts, 1),
             ("splat_project_bwd_kernel", _blocks(num_splats, "splat_project_bwd_kernel"), 1),
         ),
     )  # fmt: skip
+
+
+def is_cut(num_tiles: int, channels: int, capacity: int) -> bool:
+    """Whether lists are cut for the backward pass."""
+    return channels <= MOST_CUT_CHANNELS and capacity >= num_tiles * max(LONG_LISTS, num_tiles // 4)
 
 
 def _blocks(threads: int, kernel: str) -> int:

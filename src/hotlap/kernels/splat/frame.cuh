@@ -43,6 +43,8 @@ struct Frame {
     float* alphas;             // [C, H, W]
     float* light;              // [C, H, W] what the splats leave
     int* lasts;                // [C, H, W] the pair after the last one that counts
+    float* marks;              // [capacity / part, 1 + CHAN, TILE * TILE] light and colour so far, where a list is cut
+    float* shown;              // [C, H, W, CHAN] the picture once more, if lists are cut
     float* sums;               // [C, N, SUMS] what the pixels tell each splat; null in the backward pass: see sum_place
     const float* v_image;      // [C, H, W, CHAN] or null
     const float* v_alphas;     // [C, H, W] or null
@@ -64,6 +66,7 @@ struct Frame {
     int tiles_x;
     int tiles_y;
     int capacity;
+    int part;                  // pairs after which a list is cut for the backward pass, a power of two; 0: never
     int project_blocks;        // of the projection, for a camera
     int short_lists;           // 1: most tiles have few pairs, so that a warp sorts a list
     int sort_first;            // 1: the blending kernel sorts its tile's list; only with one pixel a thread

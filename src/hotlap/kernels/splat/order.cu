@@ -33,16 +33,23 @@ splat_pair_kernel(const Frame f) {
     }
     int* const cursors = f.cursors + (i64)camera * f.tiles_x * f.tiles_y;
     const u64 key = (u64)__float_as_uint(depth) << 32 | (u32)n;
-    while (reached) {
-        int at[PAIRS_AT_ONCE];
+    const int lane = thread_index() & 31;
+    while (any_lane(reached != 0)) {
+        int first[PAIRS_AT_ONCE];  // place of the first of the lanes with the same tile, which asks for all of them
+        u32 alike[PAIRS_AT_ONCE];
+        const u32 left = reached;
 UNROLL
         for (int i = 0; i < PAIRS_AT_ONCE; i++) {
-            at[i] = reached ? fetch_add(cursors + tile_of(f, b, first_bit(reached)), 1) : f.capacity;
+            const int tile = reached ? tile_of(f, b, first_bit(reached)) : NO_TILE;
+            alike[i] = lanes_alike(tile), first[i] = f.capacity;
+            if (tile != NO_TILE && first_bit(alike[i]) == lane) first[i] = fetch_add(cursors + tile, count_bits(alike[i]));
             reached &= reached - 1;
         }
 UNROLL
-        for (int i = 0; i < PAIRS_AT_ONCE; i++)
-            if (at[i] < f.capacity) f.keys[at[i]] = key;
+        for (int i = 0; i < PAIRS_AT_ONCE; i++) {
+            const int at = shuffle(first[i], first_bit(alike[i])) + count_bits(alike[i] & ((1u << lane) - 1));
+            if (i < count_bits(left) && at < f.capacity) f.keys[at] = key;
+        }
     }
     SHARED(u64, all_keys, PAIR_THREADS);  // of the warp's splats: a large one's pairs are written by other lanes
     u64* const keys = all_keys + (thread_index() & ~31);

@@ -20,6 +20,7 @@ DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE u32 ballot(bool yes) { return __ballot_sync(WHOLE_WARP, yes); }
 DEVICE bool any_lane(bool yes) { return __any_sync(WHOLE_WARP, yes); }
 DEVICE bool all_lanes(bool yes) { return __all_sync(WHOLE_WARP, yes); }
+DEVICE u32 lanes_alike(int value) { return __match_any_sync(WHOLE_WARP, value); }  // those with the same
 DEVICE float shuffle(float value, int from) { return __shfl_sync(WHOLE_WARP, value, from); }
 DEVICE int shuffle(int value, int from) { return __shfl_sync(WHOLE_WARP, value, from); }
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(WHOLE_WARP, value, mask); }

@@ -57,7 +57,12 @@ UNROLL
     if (radii.x > 0) b = tile_box(f, mean.x, mean.y, radii);
     u32 reached = 0;
     if (tiles_of(b) > 0 && tiles_of(b) <= ALONE) reached = tiles_reached(f, b, e);
-    for (u32 left = reached; left; left &= left - 1) add(counts + tile_of(f, b, first_bit(left)), 1);
+    for (u32 left = reached; any_lane(left != 0); left &= left - 1) {
+        // Neighbours in memory are mostly neighbours on the screen, and one of them counts for all of the same tile.
+        const int tile = left ? tile_of(f, b, first_bit(left)) : NO_TILE;
+        const u32 alike = lanes_alike(tile);
+        if (tile != NO_TILE && first_bit(alike) == (thread_index() & 31)) add(counts + tile, count_bits(alike));
+    }
     const int tiles = count_bits(reached) + visit_large(f, b, e, [&](int tile, int) { add(counts + tile, 1); });
     if (in) {
         f.reached[row] = reached;

@@ -53,6 +53,7 @@ DEVICE bool reaches_tile(const Frame& f, const Ellipse& e, const Valleys& v, flo
     return reaches(e, v, within, x0, y0, x1, y1);
 }
 
+#define NO_TILE -1
 #define ALONE 32  // tiles that one thread looks at by itself, a bit each; larger boxes are looked at by the whole warp
 
 DEVICE int tiles_of(const Box& b) { return (b.x1 - b.x0) * (b.y1 - b.y0); }
