@@ -8,7 +8,7 @@ static const std::map<std::string, void (*)()> kernels = {
     NAMED(splat_clear_bwd_kernel), NAMED(splat_blend_bwd_kernel), NAMED(splat_project_bwd_kernel),
 #else
     NAMED(splat_clear_kernel), NAMED(splat_project_fwd_kernel), NAMED(splat_pair_kernel),
-    NAMED(splat_sort_kernel), NAMED(splat_blend_fwd_kernel),
+    NAMED(splat_sort_kernel), NAMED(splat_merge_kernel), NAMED(splat_blend_fwd_kernel),
 #endif
 };
 

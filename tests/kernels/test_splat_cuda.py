@@ -161,6 +161,7 @@ def test_long_lists_are_cut_for_the_backward_pass(case, few_tiles, on_host, monk
     monkeypatch.setattr(cuda, "FEW_TILES", few_tiles)
     monkeypatch.setattr(cuda_plan, "PART", 32)
     monkeypatch.setattr(cuda_plan, "LONG_LISTS", 1)
+    monkeypatch.setattr(cuda_plan, "FEWEST_CUT", 0)
     monkeypatch.setattr(cuda_room, "STEP", 1)
     errors = errors_of(case)
     assert {name: error for name, error in errors.items() if not error <= case.tolerance} == {}
@@ -177,8 +178,9 @@ def test_long_lists_are_cut_for_the_backward_pass(case, few_tiles, on_host, monk
 def test_short_lists_and_lists_of_many_tiles_are_not_cut():
     """The memory of the cuts would be a good part of all; a large picture fills a card without them."""
     assert cuda_plan.is_cut(num_tiles=2170, channels=3, capacity=3_000_000)
-    assert cuda_plan.is_cut(num_tiles=558, channels=4, capacity=150_000)
-    assert not cuda_plan.is_cut(num_tiles=558, channels=3, capacity=140_000)
+    assert cuda_plan.is_cut(num_tiles=558, channels=4, capacity=300_000)
+    assert not cuda_plan.is_cut(num_tiles=510, channels=3, capacity=140_000)
+    assert not cuda_plan.is_cut(num_tiles=1300, channels=3, capacity=400_000)
     assert not cuda_plan.is_cut(num_tiles=558, channels=5, capacity=10**7)
     assert not cuda_plan.is_cut(num_tiles=8160, channels=3, capacity=6_000_000)
 
@@ -298,8 +300,9 @@ def sort_lists(counts: list[int], short_lists: bool = False) -> list[tuple[list[
     order = torch.arange(len(counts), dtype=torch.int32).flip(0).contiguous()
     frame = {"order": order, "keys": keys, "keys_spare": torch.full_like(keys, -1), "ranges": ranges, "ids": found}
     frame |= {"num_cameras": 1, "tiles_x": len(counts), "tiles_y": 1, "short_lists": short_lists}
-    blocks = -(-len(counts) // 8) if short_lists else len(counts)
-    cuda_program.launch(PLAIN, (("splat_sort_kernel", blocks, 1),), frame_with(**frame), CPU)
+    sort = ("splat_sort_kernel", -(-len(counts) // 8) if short_lists else len(counts) + total // cuda_plan.RUN, 1)
+    kernels = (sort,) if short_lists else (sort, ("splat_merge_kernel", len(counts), 1))
+    cuda_program.launch(PLAIN, kernels, frame_with(**frame), CPU)
     return [
         (found[a:b].tolist(), [key & 0xFFFFFFFF for key in wanted])
         for (a, b), wanted in zip(pairwise(ranges.tolist()), right, strict=True)

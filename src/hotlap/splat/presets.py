@@ -30,7 +30,7 @@ def fast() -> dict[str, Any]:
     """Another algorithm for the shortest time: a budget of splats, small pictures first, 10,000 steps."""
     return {
         "strategy": "budget", "steps": 10_000, "max_splats": 600_000, "densify_from": 300, "densify_until": 6000,
-        "reset_every": 0, "prune_scale": 0.0, "adam": "lazy", "coarse_first": True, "sh_every": 500,
+        "reset_every": 0, "prune_scale": 0.0, "coarse_first": True, "sh_every": 500,
     }  # fmt: skip
 
 

@@ -54,9 +54,9 @@ DEVICE float load_channel(const Frame& f, int camera, u32 id, int i) {
 #endif
 }
 
-DEVICE Entry load_entry(const Frame& f, int camera, int at) {
+DEVICE Entry load_entry(const Frame& f, int camera, u32 id) {
     Entry a;
-    a.id = f.ids[at];
+    a.id = id;
     const i64 row = (i64)camera * f.num_splats + a.id;
     const float2 mean = reinterpret_cast<const float2*>(f.means2d)[row];
     const float* q = f.conics + row * 3;

@@ -26,18 +26,6 @@ UNROLL
     }
 }
 
-// The tile that a block works at, if lists are cut. A list from a to b has b / part - a / part + 1 blocks, which is as many
-// as its parts or one more.
-DEVICE int find_tile(const Frame& f) {
-    int low = 0, high = f.num_cameras * f.tiles_x * f.tiles_y;
-    while (high - low > 1) {
-        const int middle = (low + high) >> 1;
-        if (f.ranges[middle] / f.part + middle <= block_index()) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_bwd_kernel(const Frame f) {
     SHARED(float, staged, TILE_WARPS * 32 * SLOT_FLOATS);
@@ -51,8 +39,11 @@ splat_blend_bwd_kernel(const Frame f) {
     const int lane = thread_index() & 31;
     float* const slots = staged + (thread_index() >> 5) * 32 * SLOT_FLOATS;
     const bool cuts = CUTS && f.part;
-    const Strip s = make_strip(f, cuts ? find_tile(f) : f.order[block_index()]);
-    const int list = f.ranges[s.tile], part = cuts ? block_index() - (list / f.part + s.tile) : 0;
+    Share share = {0, 0};
+    if (cuts) share = find_share(f, f.part);
+    else share.tile = f.order[block_index()];
+    const Strip s = make_strip(f, share.tile);
+    const int list = f.ranges[s.tile], part = share.number;
     const int begin = cuts ? list + part * f.part : list, until = cuts ? begin + f.part : f.ranges[s.tile + 1];
     if (begin >= f.ranges[s.tile + 1] && part) return;
     const float x = s.x + 0.5f;
@@ -101,11 +92,11 @@ UNROLL
 #endif
 
     Entry next;
-    if (end - 32 + lane >= begin) next = load_entry(f, s.camera, end - 32 + lane);
+    if (end - 32 + lane >= begin) next = load_entry(f, s.camera, f.ids[end - 32 + lane]);
     for (int base = end - 32; base + 32 > begin; base -= 32) {
         const Entry mine = next;
         const int at = base + lane;
-        if (at - 32 >= begin) next = load_entry(f, s.camera, at - 32);
+        if (at - 32 >= begin) next = load_entry(f, s.camera, f.ids[at - 32]);
         const u32 blocks = at >= begin ? blocks_reached(f, s, mine.e) : 0;
         const u32 live = ballot(blocks != 0);
         if (live == 0) continue;

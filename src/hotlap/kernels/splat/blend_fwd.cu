@@ -3,6 +3,7 @@
 #define STAGED_FLOATS (TILE_WARPS * 32 * SLOT_FLOATS)
 #define SORTS (BLEND_THREADS == SORT_THREADS)  // with one pixel a thread the block may sort its tile's list first
 #define SORT_FLOATS (SORTS ? 2 * SORT_MOST : 0)
+#define LEAVES (CUTS && PIXELS == 1)  // marks for the backward pass: long lists are walked with one pixel a thread
 
 KERNEL(BLEND_THREADS, BLEND_BLOCKS)
 splat_blend_fwd_kernel(const Frame f) {
@@ -28,9 +29,11 @@ UNROLL
         if (any_lane(least[j] < 0.0f)) open |= 1u << j;
     }
     Entry next;
-    if (begin + lane < end) next = load_entry(f, s.camera, begin + lane);
+    u32 ahead = 0;  // the splat after the next: without it the next would be waited for twice
+    if (begin + lane < end) next = load_entry(f, s.camera, f.ids[begin + lane]);
+    if (begin + lane + 32 < end) ahead = f.ids[begin + lane + 32];
     for (int base = begin; base < end && open; base += 32) {
-        if (CUTS && base > begin && ((base - begin) & (f.part - 1)) == 0) {  // never where part is 0
+        if (LEAVES && base > begin && ((base - begin) & (f.part - 1)) == 0) {  // never where part is 0
             const int mark = begin / f.part + (base - begin) / f.part - 1;
 UNROLL
             for (int j = 0; j < PIXELS; j++) {
@@ -42,7 +45,8 @@ UNROLL
         }
         const Entry mine = next;
         const int at = base + lane;
-        if (at + 32 < end) next = load_entry(f, s.camera, at + 32);
+        if (at + 32 < end) next = load_entry(f, s.camera, ahead);
+        if (at + 64 < end) ahead = f.ids[at + 64];
         const u32 blocks = at < end ? blocks_reached(f, s, mine.e) & open : 0;
         const u32 live = ballot(blocks != 0);
         if (live == 0) continue;
@@ -92,7 +96,7 @@ UNROLL
             const float behind = f.backgrounds && i < CHANNELS ? f.backgrounds[s.camera * CHANNELS + i] : 0.0f;
             const float value = mad(light[j], behind, color[j][i]);
             f.image[pixel * CHAN + i] = value;
-            if (CUTS && f.part) f.shown[pixel * CHAN + i] = value;
+            if (LEAVES && f.part) f.shown[pixel * CHAN + i] = value;
         }
     }
 }

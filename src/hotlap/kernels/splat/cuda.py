@@ -1,4 +1,4 @@
-"""Splatting on an NVIDIA card: eight kernels in CUDA C++, compiled at run time for the view's channels and degree.
+"""Splatting on an NVIDIA card: nine kernels in CUDA C++, compiled at run time for the view's channels and degree.
 
 The host never waits for a picture. It waits for one number of a frame, the count of its pairs, if the frame is drawn
 without gradients or is one of the first of its size; cuda.md says exactly when, and what happens to a frame that turns
@@ -142,8 +142,8 @@ def _addresses_of(tensors: Sequence[Tensor | None], copies: list[Tensor]) -> lis
 
 def _variant(splats: Splats, view: View, plan: Plan, needs: frozenset[str] | None = None) -> Variant:
     """Of the forward pass, or of a backward pass that ``needs`` gradients."""
-    # Parts of lists fill a card, and four pixels a thread are the least work; forward the whole list is walked.
-    few = plan.num_tiles <= FEW_TILES and (needs is None or not plan.numbers.part)
+    # Forward a long list is walked sooner by more warps; backward its parts fill a card, and four pixels are less work.
+    few = needs is None if plan.numbers.part else plan.num_tiles <= FEW_TILES
     needs = needs or frozenset()
     return _known_variant(
         3 if view.sh_degree is not None else splats.colors.shape[-1],
@@ -231,7 +231,7 @@ def _draw(splats: Splats, view: View, drawn: Drawn) -> None:
     most = room.ROOM.most(plan.key)
     short_lists = most is not None and most <= SHORT_LISTS * plan.num_tiles
     frame = saved.frame = frame_type().from_buffer_copy(plan.numbers)
-    few_tiles = plan.num_tiles <= FEW_TILES
+    few_tiles = plan.num_tiles <= FEW_TILES and not frame.part
     frame.short_lists, frame.sort_first = short_lists, few_tiles
     kept, now = torch.empty_like(plan.kept.like), torch.empty_like(plan.now.like)
     saved.memory, saved.cleared = kept, frame.sums_each > 0

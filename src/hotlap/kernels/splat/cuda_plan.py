@@ -20,11 +20,15 @@ from hotlap.kernels.splat.frame import INPUTS, TILE, View
 FEW_SPLATS = 2**18
 """Up to so many, over all cameras, the pixels' sums have memory of their own, 36 bytes a splat: the projection clears
 it, and the backward pass has a kernel less to launch."""
+RUN = 2048
+"""Pairs that a block sorts, as ``SORT_MOST`` in ``order.cu``."""
 PART = 256
 """Pairs that a block of the backward pass takes of a long list."""
 LONG_LISTS = 256
 """Lists are cut where the mean tile has room for so many pairs, and for a quarter as many as there are tiles: where
-these are few, the card would wait for the longest lists. A cut costs 16 bytes a pair of memory."""
+these are few, the card would wait for the longest lists. Cuts take 16 bytes a pair of memory."""
+FEWEST_CUT = 2**18
+"""Pairs that there must be room for: a small frame is paced by the host, and has two kernels more with cuts."""
 MOST_CUT_CHANNELS = 4
 """As ``CUTS`` in ``blend.cuh``."""
 BASES = (*INPUTS, "image", "alphas", "means2d", "facts", "kept", "now", "told", "needed")
@@ -137,7 +141,9 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
         facts=facts,
         kept=kept,
         now=now,
-        long=(*first, ("splat_sort_kernel", num_tiles, 1), blend),
+        long=(
+            *first, ("splat_sort_kernel", num_tiles + capacity // RUN, 1), ("splat_merge_kernel", num_tiles, 1), blend,
+        ),
         short=(*first, ("splat_sort_kernel", _blocks(num_tiles * 32, "splat_sort_kernel"), 1), blend),
         few=(*first, blend),
         backward=(
@@ -150,7 +156,7 @@ def plan_frame(view: View, key: Key, num_splats: int, colors: tuple[int, ...], c
 
 def is_cut(num_tiles: int, channels: int, capacity: int) -> bool:
     """Whether lists are cut for the backward pass."""
-    return channels <= MOST_CUT_CHANNELS and capacity >= num_tiles * max(LONG_LISTS, num_tiles // 4)
+    return channels <= MOST_CUT_CHANNELS and capacity >= max(FEWEST_CUT, num_tiles * max(LONG_LISTS, num_tiles // 4))
 
 
 def _blocks(threads: int, kernel: str) -> int:

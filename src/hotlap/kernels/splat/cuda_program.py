@@ -27,6 +27,7 @@ THREADS = {
     "splat_project_fwd_kernel": 256,
     "splat_pair_kernel": 256,
     "splat_sort_kernel": 256,
+    "splat_merge_kernel": 1024,
     "splat_clear_bwd_kernel": 256,
     "splat_project_bwd_kernel": 128,
 }

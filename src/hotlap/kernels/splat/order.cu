@@ -5,6 +5,7 @@
 #define SORT_THREADS 256
 #define SORT_EACH 8
 #define SORT_WARPS (SORT_THREADS / 32)
+#define MERGE_THREADS 1024
 #define SORT_MOST (SORT_THREADS * SORT_EACH)
 #define SORT_SHORT (32 * SORT_EACH)
 #define NO_KEY 0xffffffffffffffffull
@@ -128,9 +129,9 @@ DEVICE int split(const u64* a, int num_a, const u64* b, int num_b, int place) {
     return low;
 }
 
-// Pairs of sorted runs become runs of twice the length, each thread making eight keys at a time.
-DEVICE void merge_runs(const u64* from, u64* to, int count, int run) {
-    for (int place = thread_index() * SORT_EACH; place < count; place += SORT_MOST) {
+// Pairs of sorted runs become runs of twice the length, each of the block's threads making eight keys at a time.
+DEVICE void merge_runs(const u64* from, u64* to, int count, int run, int threads) {
+    for (int place = thread_index() * SORT_EACH; place < count; place += threads * SORT_EACH) {
         const int begin = place / (2 * run) * (2 * run), rest = count - begin;
         const int num_a = run < rest ? run : rest, num_b = rest - num_a < run ? rest - num_a : run;
         const u64 *a = from + begin, *b = a + num_a;
@@ -152,32 +153,42 @@ UNROLL
     }
 }
 
-// One tile's list by the whole block. Equal depths are in the order of the splats, which is part of the key.
-DEVICE void sort_tile(const Frame& f, int tile, u64* exchange) {
-    const int thread = thread_index(), begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
-    for (int base = 0; base < count; base += SORT_MOST) {
-        const int some = count - base < SORT_MOST ? count - base : SORT_MOST;
-        u64 key[SORT_EACH];
-        load_keys(f.keys + begin + base, some, thread, key);
-        sort_keys(key, exchange, some, 0);
+// A run of a list by the whole block, from `base` on. Equal depths are in the order of the splats, which is part of the key.
+// A list that is one run is done then.
+DEVICE void sort_run(const Frame& f, int begin, int count, int base, u64* exchange) {
+    const int thread = thread_index(), some = count - base < SORT_MOST ? count - base : SORT_MOST;
+    u64 key[SORT_EACH];
+    load_keys(f.keys + begin + base, some, thread, key);
+    sort_keys(key, exchange, some, 0);
 UNROLL
-        for (int i = 0; i < SORT_EACH; i++) {
-            const int at = begin + base + thread * SORT_EACH + i;
-            if (thread * SORT_EACH + i >= some) continue;
-            if (count <= SORT_MOST) f.ids[at] = (u32)key[i];
-            else f.keys[at] = key[i];
-        }
-        block_barrier();
+    for (int i = 0; i < SORT_EACH; i++) {
+        const int at = begin + base + thread * SORT_EACH + i;
+        if (thread * SORT_EACH + i >= some) continue;
+        if (count <= SORT_MOST) f.ids[at] = (u32)key[i];
+        else f.keys[at] = key[i];
     }
-    if (count <= SORT_MOST) return;
+}
+
+// The runs of a list of more than one, by all threads of the block.
+DEVICE void merge_list(const Frame& f, int begin, int count, int threads) {
     u64 *from = f.keys + begin, *to = f.keys_spare + begin;
     for (int run = SORT_MOST; run < count; run <<= 1) {
-        merge_runs(from, to, count, run);
+        merge_runs(from, to, count, run, threads);
         block_barrier();
         u64* const swapped = from;
         from = to, to = swapped;
     }
-    for (int n = thread; n < count; n += SORT_THREADS) f.ids[begin + n] = (u32)from[n];
+    for (int n = thread_index(); n < count; n += threads) f.ids[begin + n] = (u32)from[n];
+}
+
+// One tile's list by a block of SORT_THREADS.
+DEVICE void sort_tile(const Frame& f, int tile, u64* exchange) {
+    const int begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
+    for (int base = 0; base < count; base += SORT_MOST) {
+        sort_run(f, begin, count, base, exchange);
+        block_barrier();
+    }
+    if (count > SORT_MOST) merge_list(f, begin, count, SORT_THREADS);
 }
 
 // A list of up to SORT_SHORT by one warp.
@@ -191,14 +202,16 @@ UNROLL
         if (lane * SORT_EACH + i < count) f.ids[begin + lane * SORT_EACH + i] = (u32)key[i];
 }
 
-// One block a tile or, where most lists are short, one for as many tiles as it has warps: each warp sorts one, and the
+// One block a run or, where most lists are short, one for as many tiles as it has warps: each warp sorts one, and the
 // block then those that were too long. Which way is taken changes nothing but the time.
 KERNEL(SORT_THREADS, 4)
 splat_sort_kernel(const Frame f) {
     SHARED(u64, exchange, SORT_MOST);
     SHARED(int, too_long, SORT_WARPS);
     if (!f.short_lists) {
-        sort_tile(f, f.order[block_index()], exchange);
+        const Share share = find_share(f, SORT_MOST);
+        const int begin = f.ranges[share.tile], count = f.ranges[share.tile + 1] - begin, base = share.number * SORT_MOST;
+        if (base < count) sort_run(f, begin, count, base, exchange);
         return;
     }
     const int tiles = f.num_cameras * f.tiles_x * f.tiles_y, blocks = (tiles + SORT_WARPS - 1) / SORT_WARPS;
@@ -210,4 +223,11 @@ splat_sort_kernel(const Frame f) {
     block_barrier();
     for (int n = 0; n < SORT_WARPS; n++)
         if (too_long[n] >= 0) sort_tile(f, too_long[n], exchange);
+}
+
+// The runs of long lists, after each was sorted by a block of its own.
+KERNEL(MERGE_THREADS, 1)
+splat_merge_kernel(const Frame f) {
+    const int tile = f.order[block_index()], begin = f.ranges[tile], count = f.ranges[tile + 1] - begin;
+    if (count > SORT_MOST) merge_list(f, begin, count, MERGE_THREADS);
 }

@@ -100,3 +100,18 @@ UNROLL
     }
     return count;
 }
+
+// Which part of which tile's list a block takes, where lists are shared out in parts of so many pairs: a list from a to b has
+// b / part - a / part + 1 blocks, as many as it has parts or one more.
+struct Share {
+    int tile, number;
+};
+DEVICE Share find_share(const Frame& f, int part) {
+    int low = 0, high = f.num_cameras * f.tiles_x * f.tiles_y;
+    while (high - low > 1) {
+        const int middle = (low + high) >> 1;
+        if (f.ranges[middle] / part + middle <= block_index()) low = middle;
+        else high = middle;
+    }
+    return {low, block_index() - (f.ranges[low] / part + low)};
+}
