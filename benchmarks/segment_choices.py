@@ -27,7 +27,6 @@ from benchmarks.segment_train import add_recipe, ways_of
 from benchmarks.timed_training import Printer, fastest, judged_later, seconds_a_step
 
 from hotlap.data.instance_images import IMAGES, LABELS, InstanceImage, find_images, split_images
-from hotlap.data.micrograph import normalise
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import pick_device
@@ -38,6 +37,7 @@ from hotlap.segment.cells import cells
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instance_metrics import score_image, summarise
 from hotlap.segment.instances import SplitConfig, split
+from hotlap.segment.normalise import normalise
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predictor import load_predictor
 from hotlap.segment.tiles import TileConfig, predict_maps

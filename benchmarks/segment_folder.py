@@ -9,7 +9,8 @@ written. Seconds of the main thread are counted as the command counts them: wait
 waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
 core, step by step, and how many pictures a second the network alone takes at the same batch on the same arm, and which
 share of that the folder reached. A small folder before it warms the machine up and is not counted, and neither is the
-loading of the network, during which the processes for results get ready, as they do in the command. With --batch-sizes,
+loading of the network. The processes for results get ready meanwhile, which takes seconds: before that they are worked
+out in threads, so that a folder of a hundred pictures is over too soon to show what processes do. With --batch-sizes,
 arm and batch are those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no
 shares.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -34,7 +36,6 @@ from PIL import Image
 
 from hotlap.data.batch_sizes import read_batch_size
 from hotlap.data.drawn_cells import draw_cells
-from hotlap.data.micrograph import normalise
 from hotlap.engine.parts import pick_device
 from hotlap.kernels.instances.op import trace
 from hotlap.measure.loaded_workload import arm_on
@@ -45,6 +46,7 @@ from hotlap.segment.cells import cells
 from hotlap.segment.contours import outlines
 from hotlap.segment.exports import picture_files
 from hotlap.segment.instances import split
+from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import measure_objects
 from hotlap.segment.predict import segment_maps
 from hotlap.segment.predict_config import SegmentPredictConfig
@@ -55,7 +57,7 @@ ASKED_SHARE = 0.25
 ON_CARD = "cuda:bf16+cudnn_benchmark+graph"
 FEWEST_BATCHES = 4
 DISTINCT = 8
-"""Drawing is slow: pictures are repeated under other names."""
+"""Drawing is slow: pictures are repeated, as links under other names."""
 
 
 def draw_folder(folder: Path, count: int, size: int) -> None:
@@ -63,7 +65,11 @@ def draw_folder(folder: Path, count: int, size: int) -> None:
     folder.mkdir()
     drawn = [draw_cells(n, size=size, seed=0)[0] for n in range(min(count, DISTINCT))]
     for number in range(count):
-        Image.fromarray(drawn[number % len(drawn)]).save(folder / f"{number:05d}.png", compress_level=1)
+        file = folder / f"{number:05d}.png"
+        if number < len(drawn):
+            Image.fromarray(drawn[number]).save(file, compress_level=1)
+        else:
+            os.link(folder / f"{number % len(drawn):05d}.png", file)
 
 
 def milliseconds(run: Callable[[], Any], times: int = 5) -> float:
@@ -183,7 +189,7 @@ def tell(model: str, answer: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="hrnet,resunet-small,ma-resunet")
-    parser.add_argument("--pictures", type=int, default=256, help="at least; as many more as fill the last batch")
+    parser.add_argument("--pictures", type=int, default=1024, help="at least; as many more as fill the last batch")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--arm", default="", help=f"how the network runs; by default tuned, else {ON_CARD}, or cpu")

@@ -8,8 +8,9 @@ import pytest
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.instance_images import find_images, pack_images, split_images
-from hotlap.data.micrograph import normalise, read_pictures
+from hotlap.data.micrograph import read_pictures
 from hotlap.data.tiff import write_tiff
+from hotlap.segment.normalise import normalise
 
 Image = pytest.importorskip("PIL.Image")
 

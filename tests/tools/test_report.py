@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.base.errors import RecordError, StorageError, UsageError
+from hotlap.base.format import format_bytes
 from hotlap.records.measurement import Arm, Measurement
 from hotlap.records.run import RunRecord, save
 from hotlap.tools.report import ReportConfig, charts, render, report, series, svg
@@ -414,3 +415,16 @@ def test_arm_that_failed_alone():
     assert "no kernel image" in text
     assert "No timed samples" in text
     assert Path(record.path).name in text
+
+
+@pytest.mark.parametrize(
+    ("high", "labels"),
+    [
+        (73.1 * 2**30, ["0 B", "50.0 GiB"]),
+        (16.0 * 2**30, ["0 B", "10.0 GiB"]),
+        (900 * 2**20, ["0 B", "500 MiB"]),
+        (700, ["0 B", "500 B"]),
+    ],
+)
+def test_sizes_on_an_axis_are_round_in_the_unit_they_are_written_in(high, labels):
+    assert [format_bytes(value) for value in svg.byte_ticks(high, 2)] == labels

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hotlap.base.errors import DataError
-from hotlap.data.micrograph import normalise
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
+from hotlap.segment.normalise import normalise
 from hotlap.segment.targets import MAPS, label_maps
 from hotlap.workload import BadSample
 

@@ -18,10 +18,10 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
-from hotlap.data.micrograph import normalise
 from hotlap.device.host import read_host
 from hotlap.segment.heads import FOREGROUND
 from hotlap.segment.instances import SplitConfig
+from hotlap.segment.normalise import normalise
 
 OTSU = "otsu"
 """In place of a network: Otsu's threshold and a watershed of the shapes, nothing learned."""

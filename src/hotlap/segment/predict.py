@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hotlap.base.errors import DataError
-from hotlap.data.micrograph import normalise
 from hotlap.data.outline import Outline
 from hotlap.kernels.instances.op import trace
 from hotlap.segment.contours import outlines
 from hotlap.segment.instances import SplitConfig, split
+from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import ObjectMetrics, measure_objects
 from hotlap.segment.tiles import TileConfig, predict_maps
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import HotlapError
-from hotlap.data.micrograph import normalise, page_name, read_pictures
+from hotlap.data.micrograph import page_name, read_pictures
 from hotlap.segment.done import Done, content_digest
+from hotlap.segment.normalise import normalise
 
 _PATIENCE_S = 0.1
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import ConfigError, DataError, UsageError
-from hotlap.data.micrograph import normalise, pictures_in
+from hotlap.data.micrograph import pictures_in
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import OBJECTS, Decoded, ModelSpec, Rows, Signature, TensorSpec, answer_head
@@ -25,6 +25,7 @@ from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.network import load_net, recognise
+from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import COLUMNS, ObjectMetrics
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS

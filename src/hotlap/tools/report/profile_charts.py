@@ -10,11 +10,11 @@ from hotlap.base.format import format_bytes, format_ms, format_number, format_pe
 from hotlap.tools.report.charts import EDGE, gutter, row_label
 from hotlap.tools.report.svg import (
     Scale,
+    byte_ticks,
     circle,
     fit_scale,
     fit_text,
     line,
-    linear_ticks,
     polyline,
     rect,
     svg,
@@ -131,8 +131,7 @@ def memory_line(times: Sequence[float], sizes: Sequence[float], peak_at: float, 
         if points:
             points.append((x(time), points[-1][1]))
         points.append((x(time), y(size)))
-    unit = 1024.0 ** max(int(math.log(max(peak, 1.0), 1024)), 0)  # round numbers of the unit that is printed
-    ticks = [(value * unit, format_bytes(value * unit)) for value in linear_ticks(0.0, y.high / unit, 4)]
+    ticks = [(value, format_bytes(value)) for value in byte_ticks(y.high, 4)]
     marks = [(value, format_ms(value)) for value in x.ticks(6 if width > 500 else 3)]
     label = f"peak {format_bytes(peak)}"
     at = x(peak_at)

@@ -100,6 +100,12 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
     return next((found for found in reversed(choices) if len(found) > 1), linear_ticks(low, high, count))
 
 
+def byte_ticks(high: float, count: int) -> list[float]:
+    """About ``count`` sizes from zero to ``high`` that are round in the unit they are written in, a power of 1024."""
+    unit = 1024.0 ** min(4, max(0, int(math.log2(max(high, 1.0)) // 10)))
+    return [value * unit for value in linear_ticks(0.0, high / unit, count)]
+
+
 def n(value: float) -> str:
     """A coordinate with one decimal, and none where it is whole."""
     text = f"{value:.1f}"

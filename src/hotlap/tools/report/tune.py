@@ -20,7 +20,19 @@ from hotlap.base.format import (
 from hotlap.base.stats import MIN_SAMPLES_FOR
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import EDGE
-from hotlap.tools.report.svg import Scale, circle, fit_scale, line, polyline, svg, text, text_px, x_axis, y_axis
+from hotlap.tools.report.svg import (
+    Scale,
+    byte_ticks,
+    circle,
+    fit_scale,
+    line,
+    polyline,
+    svg,
+    text,
+    text_px,
+    x_axis,
+    y_axis,
+)
 
 SHOWN_ROWS = 14
 """Configurations in sight; the rest, slower ones, are folded."""
@@ -201,14 +213,15 @@ def batch_curve(found: Sequence[Curve], width: float) -> str:
     x_of = fit_scale([float(b) for b in batches], left + 10, right - 10, log=True, pad=0.0)
     panels = _panels(found)
     bottom = strip * len(panels)
-    ticks = [(float(b), str(b)) for b in _apart(batches, x_of)]
-    parts = [x_axis(x_of, 22, bottom - 14, ticks, "batch, log")]
+    labels = [(float(b), str(b)) for b in _apart(batches, x_of)]
+    parts = [x_axis(x_of, 22, bottom - 14, labels, "batch, log")]
     for place, (title, value, write, zero) in enumerate(panels):
         top = place * strip
         known = [value(p) for c in found for p in c.points if math.isfinite(value(p))]
         y_of = fit_scale(known, top + strip - 22, top + 30, log=not zero, zero=zero)
         parts.append(text(left, top + 15, title, "axis"))
-        parts.append(y_axis(y_of, left, right, [(v, write(v)) for v in y_of.ticks(3)]))
+        ticks = byte_ticks(y_of.high, 3) if write is format_bytes else y_of.ticks(3)
+        parts.append(y_axis(y_of, left, right, [(v, write(v)) for v in ticks]))
         for curve in reversed(found):
             points = [(p, x_of(float(p.batch)), y_of(value(p))) for p in curve.points if math.isfinite(value(p))]
             parts.append(polyline([(x, y) for _, x, y in points], curve.css))
