@@ -135,8 +135,8 @@ def test_several_processes_keep_their_own_batch():
 
 
 def test_a_profile_with_padded_channels_switches_them_on():
-    changes, _ = settings_from(profile("cuda:padded"), resolved().config, {"padded", "kernels", "shuffled"})
-    assert changes == {"padded": True, "kernels": False, "shuffled": False}
+    changes, _ = settings_from(profile("cuda:padded"), resolved().config, {"padded", "kernels", "shuffled", "unbiased"})
+    assert changes == {"padded": True, "kernels": False, "shuffled": False, "unbiased": False}
 
 
 def test_a_profile_with_kernels_of_our_own_switches_them_on():

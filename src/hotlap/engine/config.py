@@ -52,6 +52,8 @@ class TrainConfig:
     """Convolutions of few channels computed with zeros added, up to a multiple of eight, as tensor cores want them."""
     shuffled: bool = False
     """Transposed convolutions that do not overlap computed as one matrix product."""
+    unbiased: bool = False
+    """Biases left out that the BatchNorm behind a convolution takes away again."""
     graph: bool = False
     """Records the passes over micro-batches as CUDA graphs and replays them; says why, if the model cannot be."""
     fused: bool = False

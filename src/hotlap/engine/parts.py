@@ -25,6 +25,7 @@ from hotlap.engine.team_step import TeamStep
 from hotlap.measure.padded import pad_channels
 from hotlap.measure.session import map_tensors, use_kernels
 from hotlap.measure.shuffled import shuffle_blocks
+from hotlap.measure.unbiased import drop_biases
 from hotlap.workload import Batch, Workload
 
 if TYPE_CHECKING:
@@ -184,6 +185,8 @@ def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: P
         pad_channels(model)
     if config.shuffled:
         shuffle_blocks(model)
+    if config.unbiased:
+        drop_biases(model)
     if config.fsdp:
         from hotlap.engine.shard import shard_model
 

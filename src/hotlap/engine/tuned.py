@@ -55,6 +55,7 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
         "kernels": arm.kernels,
         "padded": arm.padded,
         "shuffled": arm.shuffled,
+        "unbiased": arm.unbiased,
         "keep_memory": arm.keep_memory,
         "threads": arm.threads or None,
     }

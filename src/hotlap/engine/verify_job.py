@@ -27,6 +27,7 @@ from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
 from hotlap.measure.servable import Rows
 from hotlap.measure.shuffled import ShuffledConvTranspose2d
+from hotlap.measure.unbiased import CONVOLUTIONS
 from hotlap.records.codec import decode
 from hotlap.targets import load_target
 from hotlap.workload import Workload
@@ -65,6 +66,8 @@ class Observed:
     """Calls of convolutions that compute with more channels than they have."""
     num_shuffled: int = 0
     """Calls of transposed convolutions that are matrix products."""
+    num_unbiased: int = 0
+    """Calls of convolutions that leave their bias out."""
 
 
 class Observer:
@@ -81,7 +84,7 @@ class Observer:
         self.other: list[str] = []
         self.layouts: list[bool] = []
         self.compiled: list[bool] = []
-        self.num_norms, self.num_padded, self.num_shuffled = 0, 0, 0
+        self.num_norms, self.num_padded, self.num_shuffled, self.num_unbiased = 0, 0, 0, 0
 
     def attach(self, model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -104,6 +107,7 @@ class Observer:
         self.num_norms += isinstance(module, nn.modules.batchnorm._BatchNorm)
         self.num_padded += isinstance(module, PaddedConv2d)
         self.num_shuffled += isinstance(module, ShuffledConvTranspose2d)
+        self.num_unbiased += isinstance(module, tuple(CONVOLUTIONS.values()))
         name = str(found.dtype).removeprefix("torch.")
         if isinstance(module, CAST):
             self.cast.append(name)
@@ -130,6 +134,7 @@ class Observer:
             num_norms=self.num_norms,
             num_padded=self.num_padded,
             num_shuffled=self.num_shuffled,
+            num_unbiased=self.num_unbiased,
         )
 
 

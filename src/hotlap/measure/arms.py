@@ -19,7 +19,7 @@ FORMS = {
     "torchscript": "a TorchScript trace; torch has deprecated it",
 }
 """What a model can be turned into for use without its source."""
-_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute", "folded", "padded", "shuffled")
+_NOT_IN_A_FORM = ("compile", "graph", "fused", "recompute", "folded", "padded", "shuffled", "unbiased")
 _NOT_IN_ONNX = ("channels_last", "sdpa", "cudnn_benchmark", "kernels")
 OPTIONS = {
     "fp32": "full float32, TF32 off (the default)",
@@ -39,6 +39,7 @@ OPTIONS = {
     "padded": "convolutions of few channels computed with zeros added, up to a multiple of eight",
     "recompute": "blocks forget their activations and compute them again in the backward pass",
     "shuffled": "transposed convolutions that do not overlap computed as one matrix product",
+    "unbiased": "biases left out that the BatchNorm behind a convolution takes away again (train)",
     "sdpa=KIND": f"attention by one implementation only: {', '.join(SDPA)}",
     **{form: f"{what} (infer)" for form, what in FORMS.items()},
     "tuned": "the fastest CPU settings that pass the gate, found before timing (cpu, alone)",
@@ -47,6 +48,7 @@ OPTIONS = {
 
 _SWITCHES = (
     "cudnn_benchmark", "folded", "fused", "graph", "keep_memory", "kernels", "padded", "recompute", "shuffled", "tuned",
+    "unbiased",
 )  # fmt: skip
 
 
@@ -76,6 +78,8 @@ class ArmSpec:
     recompute: bool = False
     """Activation checkpointing, in training."""
     shuffled: bool = False
+    unbiased: bool = False
+    """Biases that a norm takes away left out, in training."""
     sdpa: str = ""
     """The only implementation attention may use; '' lets torch choose."""
     form: str = ""
@@ -205,6 +209,11 @@ def check_mode(spec: ArmSpec, mode: str) -> None:
         raise UsageError(
             f"arm {spec.name!r} cannot be trained: folded puts the norms' statistics into the weights",
             expected="--mode infer",
+        )
+    if spec.unbiased and mode != "train":
+        raise UsageError(
+            f"arm {spec.name!r}: unbiased works in training only, where norms take the batch's own statistics",
+            expected="--mode train, or folded",
         )
     if spec.form and mode == "train":
         raise UsageError(

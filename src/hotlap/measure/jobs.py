@@ -59,6 +59,8 @@ class Description:
     """Some convolution's channels are no multiple of eight."""
     has_block_convolutions: bool = False
     """Some transposed convolution's stride is its kernel."""
+    has_lost_biases: bool = False
+    """Some BatchNorm takes away the bias of the convolution before it."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
     can_keep_memory: bool = False
@@ -123,6 +125,7 @@ def describe(job: Job, listen: Listen) -> Description:
     from hotlap.measure.padded import odd_convolutions
     from hotlap.measure.recompute import find_blocks
     from hotlap.measure.shuffled import block_convolutions
+    from hotlap.measure.unbiased import biases_lost
 
     listen("loading the target", 0, 1)
     workload = workload_of(job)
@@ -146,6 +149,7 @@ def describe(job: Job, listen: Listen) -> Description:
         has_norms=has_norms(model),
         has_odd_channels=bool(odd_convolutions(model)),
         has_block_convolutions=bool(block_convolutions(model)),
+        has_lost_biases=bool(biases_lost(model)),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
         can_keep_memory=can_keep_memory(),
     )

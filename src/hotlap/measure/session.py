@@ -94,6 +94,10 @@ class Session:
             from hotlap.measure.shuffled import shuffle_blocks
 
             shuffle_blocks(model)
+        if self.spec.unbiased:
+            from hotlap.measure.unbiased import drop_biases
+
+            drop_biases(model)
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
         model = model.to(self.device, **layout)
         if self.spec.recompute:

@@ -73,12 +73,14 @@ def test_the_winner_is_near_the_best_of_the_whole_grid_for_a_fraction_of_its_tri
         ("train", {"has_odd_channels": True}, {"padded"}),
         ("infer", {"has_odd_channels": True, "has_norms": True}, {"folded", "padded"}),
         ("train", {"has_block_convolutions": True}, {"shuffled"}),
+        ("train", {"has_lost_biases": True}, {"unbiased"}),
+        ("infer", {"has_lost_biases": True}, set()),
     ],
 )
 def test_forms_of_convolutions_are_tried_where_they_can_matter(mode, known, asked):
     machine = Machine()
     run(machine, mode=mode, about=dataclasses.replace(CARD, **known), batch=16)
-    words = {word for row in machine.rows for word in ("folded", "padded", "shuffled") if word in row.arm}
+    words = {word for row in machine.rows for word in ("folded", "padded", "shuffled", "unbiased") if word in row.arm}
     assert words == asked
 
 

@@ -131,7 +131,13 @@ def test_what_a_trainer_has_no_argument_for_is_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "call"),
-    [("folded", "fold_norms"), ("padded", "pad_channels"), ("shuffled", "shuffle_blocks"), ("kernels", "use_kernels")],
+    [
+        ("folded", "fold_norms"),
+        ("padded", "pad_channels"),
+        ("shuffled", "shuffle_blocks"),
+        ("unbiased", "drop_biases"),
+        ("kernels", "use_kernels"),
+    ],
 )
 def test_a_change_of_the_model_is_named_by_the_function_that_makes_it(tmp_path, option, call):
     write_exports(dataclasses.replace(PROFILE, arm=f"cpu:{option}"), rows(), ABOUT, tmp_path)

@@ -107,7 +107,7 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,
-    "num_norms": 0, "num_padded": 0, "num_shuffled": 0,
+    "num_norms": 0, "num_padded": 0, "num_shuffled": 0, "num_unbiased": 0,
 }  # fmt: skip
 
 
@@ -132,6 +132,9 @@ SEEN = {
         ("cpu:compile", {"num_padded": 2}, ["padded"]),
         ("cpu:compile+shuffled", {}, ["shuffled"]),
         ("cpu:compile+shuffled", {"num_shuffled": 4}, []),
+        ("cpu:compile+unbiased", {"num_unbiased": 18}, []),
+        ("cpu:compile+unbiased", {}, ["unbiased"]),
+        ("cpu:compile", {"num_unbiased": 18}, ["unbiased"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {}, ["graph"]),
         ("cuda:tf32+compile+cudnn_benchmark+graph", {"num_replays": 3}, []),
         ("cuda:tf32+compile+cudnn_benchmark", {"num_replays": 3}, ["graph"]),

@@ -103,6 +103,8 @@ def _imports(arm: ArmSpec) -> Iterator[str]:
         yield "from torch.nn.attention import SDPBackend, sdpa_kernel"
     if arm.folded:
         yield "from hotlap.measure.folded import fold_norms"
+    if arm.unbiased:
+        yield "from hotlap.measure.unbiased import drop_biases"
 
 
 def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
@@ -145,6 +147,8 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield "            layer.__class__ = PaddedConv2d"
     if arm.shuffled:
         yield from _shuffle()
+    if arm.unbiased:
+        yield "    drop_biases(model)  # those that a BatchNorm takes away again"
     layout = ", memory_format=torch.channels_last" if arm.channels_last else ""
     yield f"    model = model.to(device{layout}).{'train' if train else 'eval'}()"
     if arm.folded:

@@ -170,6 +170,7 @@ MODEL_CHANGES = {
     "folded": "hotlap.measure.folded.fold_norms(model, run), where run() calls the model once on a few samples",
     "padded": "hotlap.measure.padded.pad_channels(model)",
     "shuffled": "hotlap.measure.shuffled.shuffle_blocks(model)",
+    "unbiased": "hotlap.measure.unbiased.drop_biases(model)",
     "kernels": "hotlap.measure.session.use_kernels(model)",
 }
 

@@ -14,8 +14,8 @@ from hotlap.measure.jobs import Description
 Change = dict[str, Any]
 EAGER: Change = {"compile": "", "graph": False}
 PLAIN: Change = {
-    "fused": False, "cudnn_benchmark": False, "folded": False, "padded": False, "shuffled": False, "kernels": False,
-    "threads": 0, "sdpa": "",
+    "fused": False, "cudnn_benchmark": False, "folded": False, "padded": False, "shuffled": False, "unbiased": False,
+    "kernels": False, "threads": 0, "sdpa": "",
 }  # fmt: skip
 """What switches leave off, key by key."""
 
@@ -192,6 +192,7 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     found: list[Change] = [{"fused": True}] if mode == "train" else []
     found += [{"folded": True}] if mode == "infer" and about.has_norms else []
     found += [{"shuffled": True}] if about.has_block_convolutions else []
+    found += [{"unbiased": True}] if mode == "train" and about.has_lost_biases else []
     if plain.device == "cpu":
         counts = sorted({about.usable_cores // 2, about.usable_cores // 4} - {0}, reverse=True)
         given_back: list[Change] = [{"keep_memory": False}] if about.can_keep_memory else []

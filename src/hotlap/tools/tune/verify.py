@@ -112,7 +112,7 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
     if arm.folded:
         found.append(_check("folded", not seen["num_norms"], f"{seen['num_norms']} norms ran", "no norms"))
-    for word, asked in (("padded", arm.padded), ("shuffled", arm.shuffled)):
+    for word, asked in (("padded", arm.padded), ("shuffled", arm.shuffled), ("unbiased", arm.unbiased)):
         count = seen[f"num_{word}"]
         if asked or count:
             found.append(_check(word, bool(count) == asked, f"{count} {word} convolutions ran", _word(asked)))
