@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from hotlap.base.errors import ConfigError, DataError
+from hotlap.measure.beside import NICER
 from hotlap.measure.servable import ModelSpec, Signature, TensorSpec
 from hotlap.tools.serve import ServeConfig
-from hotlap.tools.serve.desk import NICER, LocalDesk, ProcessDesks
+from hotlap.tools.serve.desk import LocalDesk, ProcessDesks
 from hotlap.tools.serve.plan import make_servable, plan_desks
 
 Image = pytest.importorskip("PIL.Image")
@@ -29,7 +30,7 @@ SIGNATURE = Signature(inputs=(), outputs=(MAPS,), rows=1, arm="cpu")
 FAULTS = """
 import resource
 from hotlap.device.kept_memory import keep_memory
-from hotlap.tools.serve.desk import LARGEST_KEPT, MOST_KEPT
+from hotlap.measure.beside import LARGEST_KEPT, MOST_KEPT
 import numpy as np
 
 def picture():

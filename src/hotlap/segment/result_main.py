@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hotlap.base.errors import HotlapError
-from hotlap.device.kept_memory import keep_memory
+from hotlap.measure.beside import settle
 from hotlap.measure.nursery_main import shed_threads, unfit
 from hotlap.measure.passing import receive, send
 from hotlap.measure.process import freeze_error
@@ -29,10 +29,6 @@ from hotlap.segment.finishing import Finishing
 from hotlap.segment.predict import segment_maps
 from hotlap.segment.targets import MAPS
 
-NICER = 5
-"""How much these stand back where cores are short: a card is idle while the process that feeds it waits for a core."""
-LARGEST_KEPT, MOST_KEPT = 32 << 20, 256 << 20
-"""Bytes of one array, and of all, that a process keeps for the next picture."""
 READY = "ready"
 
 
@@ -41,9 +37,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to all of a run at once; its main process decides
-    os.nice(NICER)
-    torch.set_num_threads(1)
-    keep_memory(largest=LARGEST_KEPT, most=MOST_KEPT)
+    settle()
     warm_up()
     shed_threads()
     control.send((unfit() or READY).encode())

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
 from hotlap.measure.passing import put, receive, send
 from hotlap.measure.process import revive_error, worker_environment
@@ -31,10 +32,6 @@ from hotlap.segment.finishing import Answer, Facts, Finishing
 from hotlap.segment.result_main import READY
 
 MAIN = "hotlap.segment.result_main"
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Read by libraries when they are loaded; there are as many processes as cores."""
-ATTEMPTS = 2
-"""Processes that a picture may see die; then it is taken to be the cause."""
 MOST_SENT = 1 << 30
 """Bytes of a picture's maps; larger ones are not copied, but worked on where they are."""
 LARGEST_HELD = 32 << 20
@@ -69,7 +66,7 @@ class ResultProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._last_words,
-                env={**worker_environment(), **dict.fromkeys(ONE_THREAD, "1")},
+                env={**worker_environment(), **ONE_THREAD},
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a terminal's Ctrl-C is for the caller, who still needs what is under way
             )

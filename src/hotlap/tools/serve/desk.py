@@ -19,22 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from hotlap.base.errors import WorkerDied
-from hotlap.device.kept_memory import keep_memory
+from hotlap.measure.beside import ATTEMPTS, ONE_THREAD, settle
 from hotlap.measure.passing import put, receive, send
 from hotlap.measure.process import freeze_error, revive_error
 from hotlap.measure.servable import Decoded, FileAnswer, ModelSpec, Rows, Servable, Signature
 from hotlap.tools.serve.runner import MakeServable, leave_signals_to_the_door, told_error
 
-ATTEMPTS = 2
-"""Desks that a picture may see die; then it is taken to be the cause, and refused."""
-NICER = 5
-"""How much desks stand back where cores are short: a card is idle while the process that feeds it waits for a core."""
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Read by libraries when they are loaded; desks are as many as there are cores for."""
 START_S = 600.0
 """How long a desk may take to get ready: the first one on a machine compiles."""
-LARGEST_KEPT, MOST_KEPT = 32 << 20, 256 << 20
-"""Bytes of one array, and of all, that a desk keeps for the next picture."""
 Options = Mapping[str, Any]
 
 
@@ -192,13 +184,9 @@ def _decoded(desk: LocalDesk, question: Sequence[Any]) -> Decoded:
 
 def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     """The process: gets ready, says so, then answers until the pipe closes."""
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    os.nice(NICER)
-    import torch
-
+    os.environ.update(ONE_THREAD)
     leave_signals_to_the_door()
-    torch.set_num_threads(1)
-    keep_memory(largest=LARGEST_KEPT, most=MOST_KEPT)
+    settle()
     desk: LocalDesk | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
