@@ -209,6 +209,8 @@ def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
         ("[3]", "camera 0 of .* is malformed: TypeError"),
         (CAMERA.replace('"fx": 1', '"fx": 0'), "fx = 0"),
         (CAMERA.replace("[0, 0, 0]", "[0, 0, NaN]"), "camera 0 .* not finite"),
+        (CAMERA.replace("[1, 0, 0]", "[2, 0, 0]"), "camera 0 .* no rotation. Expected rows of length 1"),
+        (CAMERA.replace("[1, 0, 0]", "[-1, 0, 0]"), "camera 0 .* no rotation"),
         (CAMERA.replace('"fx": 1', '"fx": 1e200'), "camera 0 .* beyond those of 32 bits"),
     ],
 )  # fmt: skip

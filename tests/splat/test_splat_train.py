@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +295,18 @@ def test_pictures_are_the_same_wherever_they_wait(trainer, place):
     assert made.stage.pictures.place == place
     for name in LEARNABLE:
         assert torch.equal(made.state.alive(name), want.state.alive(name))
+
+
+def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings):
+    config, refused = settings(steps=20, log_every=10), []
+
+    def second(step, trainer):
+        before = {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()}
+        with pytest.raises(StorageError, match=rf"another training runs in .*process {os.getpid()} on .*--out"):
+            train(replace(config, seed=5))
+        refused.append(before == {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()})
+
+    assert train(config, watch=second).status == "complete" and refused == [True, True]
 
 
 def test_another_training_in_the_folder_is_not_overwritten(settings):

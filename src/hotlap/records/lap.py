@@ -86,6 +86,8 @@ class Lap:
 
     target: str
     mode: str
+    source: str = ""
+    """A digest of the target's file, where it is one."""
     baseline: str = ""
     """The arm that the lap began with."""
     batch: int | None = None

@@ -31,6 +31,8 @@ from hotlap.splat.stage import open_scene, split_views
 PLAIN_SIZE = (640, 480)
 """Width and height where nothing else says."""
 VIDEO, GIF = ".mp4", ".gif"
+MOST_SKEW = 1e-3
+"""How far a rotation that was written with few digits may be from one."""
 MOST_SIDE = 16384
 """Pixels of a width or height that is asked for, and in all the square of it: more is no picture but a mistake."""
 
@@ -193,6 +195,13 @@ def read_shot(row: Any, where: str) -> Shot:
     with np.errstate(over="ignore"):
         if not all(np.isfinite(numbers.astype(np.float32)).all() for numbers in (pose, camera.matrix())):
             raise DataError(f"{where} has numbers beyond those of 32 bits", expected="smaller ones")
+    turn = pose[:3, :3]
+    is_turn = np.abs(turn @ turn.T - np.eye(3)).max() <= MOST_SKEW and np.linalg.det(turn) > 0
+    if not is_turn or not np.array_equal(pose[3], [0, 0, 0, 1]):
+        raise DataError(
+            f"{where} has a pose that no camera can have: its nine numbers are no rotation",
+            expected="rows of length 1, at right angles, right-handed, and 0 0 0 1 as the fourth row of four",
+        )
     return Shot(name="frame", pose=pose, camera=camera)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.engine.durable import write_durably
+from hotlap.engine.durable import sole_user, write_durably
 from hotlap.engine.journal import Journal
 from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
@@ -84,14 +85,17 @@ def train_model(
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
-        folder = _open_folder(config) if leads else Path(config.out or ".")
-        trainer = Trainer(config, stage, device, emit if leads else ignore, team)
-        keeper = Keeper(config, folder, trainer, emit, writes=leads)
-        record = keeper.begin(sources or {})
-        keeper.resume()
-        with live_view(config.view, trainer, emit) as show:
-            record = _follow(keeper, record, stage, _all_of(watch, show))
-        return Trained(record=record, folder=folder, trainer=trainer)
+        folder = _make_folder(config) if leads else Path(config.out or ".")
+        with sole_user(folder, "training") if leads else nullcontext():
+            if leads and not config.resume:
+                _write_settings(config, folder)
+            trainer = Trainer(config, stage, device, emit if leads else ignore, team)
+            keeper = Keeper(config, folder, trainer, emit, writes=leads)
+            record = keeper.begin(sources or {})
+            keeper.resume()
+            with live_view(config.view, trainer, emit) as show:
+                record = _follow(keeper, record, stage, _all_of(watch, show))
+            return Trained(record=record, folder=folder, trainer=trainer)
     finally:
         stage.close()
         if team is not None:
@@ -275,8 +279,8 @@ def _check_folder(config: SplatTrainConfig) -> None:
         )
 
 
-def _open_folder(config: SplatTrainConfig) -> Path:
-    """The folder of this training, with its settings in it."""
+def _make_folder(config: SplatTrainConfig) -> Path:
+    """The folder of this training."""
     name = f"splat-{Path(config.scene).name or config.scene}"
     folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
     if config.resume:
@@ -285,8 +289,11 @@ def _open_folder(config: SplatTrainConfig) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"out = {str(folder)!r} cannot be made: {error.strerror}", remedy=REMEDY) from error
-    write_durably(folder / SETTINGS, json.dumps(encode(config), indent=1).encode() + b"\n", remedy=REMEDY)
     return folder
+
+
+def _write_settings(config: SplatTrainConfig, folder: Path) -> None:
+    write_durably(folder / SETTINGS, json.dumps(encode(config), indent=1).encode() + b"\n", remedy=REMEDY)
 
 
 def _check_same(config: SplatTrainConfig, folder: Path) -> None:

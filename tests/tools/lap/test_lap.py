@@ -236,6 +236,18 @@ def test_a_lap_of_another_machine_or_one_that_still_runs_is_not_resumed(tmp_path
         resume(tmp_path)
 
 
+def test_a_lap_of_a_file_that_was_edited_is_not_resumed(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("net = 1\n")
+    with pytest.raises(HotlapError, match="stage 4 of 7"):
+        go(tmp_path, target=f"{file}:net", fail="tune", error=OutOfMemory("batch = 16 does not fit"))
+    file.write_text("net = 2\n")
+    with pytest.raises(ConfigError, match=r"cannot go on: the file of '.*mine.py:net' is not what it was.*a new lap"):
+        resume(tmp_path)
+    file.write_text("net = 1\n")
+    assert resume(tmp_path).verdict.exit_code == 0
+
+
 def test_resuming_what_is_no_lap_is_refused(tmp_path):
     record = go(tmp_path)
     bench = Path(record.path).parent / lap_of(record).stage("bench").record

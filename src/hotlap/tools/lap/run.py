@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ class _Run:
         self.found = Lap(
             target=config.target,
             mode=config.mode,
+            source=_source(config.target),
             stages=[before.get(s.name, LapStage(name=s.name, what=s.what)) for s in self.stages],
             budget_s=config.budget_s,
         )
@@ -102,6 +104,7 @@ class _Run:
             return {}
         before = find_lap(config.resume, config.runs)
         _check_resumable(before, here, config.resume)
+        _check_source(lap_of(before), config)
         self.folder = Path(before.path).parent
         fresh = begin("lap", before.name, config, sources, here)
         self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
@@ -276,6 +279,21 @@ def _profile_path(lap: Round) -> str:
     if not found.get("profile") or record is None:
         return ""
     return str(found.get("stored") or Path(record.path).parent / "tuned.json")
+
+
+def _source(target: str) -> str:
+    """A digest of the file that a target names; '' where it names none."""
+    file = Path(target.rpartition(":")[0])
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.suffix == ".py" and file.is_file() else ""
+
+
+def _check_source(before: Lap, config: LapConfig) -> None:
+    """Refuses to put stages of two models together."""
+    if before.source and _source(config.target) != before.source:
+        raise ConfigError(
+            f"resume = {config.resume!r} cannot go on: the file of {config.target!r} is not what it was",
+            remedy="Its stages were measured with the file of then; start a new lap",
+        )
 
 
 def _check_resumable(before: RunRecord, here: Environment, asked: str) -> None:
