@@ -35,6 +35,8 @@ from hotlap.splat.train import train
 
 CAMERA = """[{"width": 8, "height": 8, "fx": 1, "fy": 1, "position": [0, 0, 0],
 "rotation": [[1, 0, 0], [0, 1, 0], [0, 0, 1]]}]"""
+FOUR_ROWS = """[{"width": 8, "height": 8, "fx": 1, "fy": 1,
+"camera_from_world": [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 2]]}]"""
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,7 @@ def test_the_cameras_of_a_training_are_a_path(trained, tmp_path):
         (CAMERA.replace("[0, 0, 0]", "[0, 0, NaN]"), "camera 0 .* not finite"),
         (CAMERA.replace("[1, 0, 0]", "[2, 0, 0]"), "camera 0 .* no rotation. Expected rows of length 1"),
         (CAMERA.replace("[1, 0, 0]", "[-1, 0, 0]"), "camera 0 .* no rotation"),
+        (FOUR_ROWS, r"camera 0 .* has \[0.0, 0.0, 0.0, 2.0\] as its fourth row. Expected 0, 0, 0, 1"),
         (CAMERA.replace('"fx": 1', '"fx": 1e200'), "camera 0 .* beyond those of 32 bits"),
     ],
 )  # fmt: skip

@@ -316,6 +316,15 @@ def test_another_training_in_the_folder_is_not_overwritten(settings):
         train(config)
 
 
+@pytest.mark.parametrize("adam", ["dense", "lazy"])
+def test_a_training_goes_on_with_the_adam_it_was_begun_with(settings, adam):
+    """As those of before there was an auto: one is left to it, where nothing is said."""
+    config = settings(steps=10, adam=adam)
+    train(config)
+    record = train(replace(config, steps=10, adam="auto", resume=True))
+    assert record.status == "complete" and json.loads((Path(config.out) / "settings.json").read_text())["adam"] == adam
+
+
 def test_a_resumed_training_must_be_the_same(settings):
     train(settings(steps=10))
     with pytest.raises(ConfigError, match=r"lr_colors = 0\.5 is not what the training.*Expected 0\.03"):

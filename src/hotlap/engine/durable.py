@@ -164,4 +164,6 @@ def sole_user(folder: Path, what: str) -> Iterator[None]:
             pass  # a file system without locks, or a full one, is used as before
         yield
     finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # what was forked meanwhile would hold it
         os.close(handle)

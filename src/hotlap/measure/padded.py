@@ -15,9 +15,13 @@ class PaddedConv2d(nn.Conv2d):
     """The same convolution, computed with zero channels beside its own; a layer is turned into one where it stands."""
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, K, H', W']
+        return self.convolve(x, self.bias)
+
+    def convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """With this bias, or none."""
         more_in, more_out = -self.in_channels % MULTIPLE, -self.out_channels % MULTIPLE
         weight = F.pad(self.weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
-        bias = None if self.bias is None else F.pad(self.bias, (0, more_out))
+        bias = None if bias is None else F.pad(bias, (0, more_out))
         return self._conv_forward(F.pad(x, (0, 0, 0, 0, 0, more_in)), weight, bias)[:, : self.out_channels]
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotlap.base.errors import UsageError
+from hotlap.measure.padded import PaddedConv2d
 
 
 class _Unbiased:
@@ -23,7 +24,12 @@ class _Unbiased:
     norm_after: tuple[Any]
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.weight, None if self.norm_after[0].training else self.bias)  # type: ignore[no-any-return]
+        out: Tensor = self.convolve(x, None if _is_lost(self, self.norm_after[0]) else self.bias)
+        return out
+
+    def convolve(self: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = self._conv_forward(x, self.weight, bias)
+        return out
 
 
 class UnbiasedConv1d(_Unbiased, nn.Conv1d):
@@ -38,22 +44,31 @@ class UnbiasedConv3d(_Unbiased, nn.Conv3d):
     """A layer is turned into one where it stands."""
 
 
+class UnbiasedPaddedConv2d(_Unbiased, PaddedConv2d):
+    """A layer is turned into one where it stands."""
+
+    convolve = PaddedConv2d.convolve
+
+
 class _Shifted:
     """A norm whose running mean counts the bias that was left out, and which gives it its gradient of 0."""
 
     conv_before: tuple[Any]
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        if not self.training:
+        if not _is_lost(self.conv_before[0], self):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         self._check_input_dim(x)
-        lost = self.conv_before[0].bias
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        if self.running_mean is not None:  # before the norm: what follows takes the share 1 - momentum of it
-            self.running_mean.add_(lost.detach(), alpha=self.momentum / (1 - self.momentum))
+        lost, share = self.conv_before[0].bias, self.momentum
         own = torch.add(self.bias, lost, alpha=0)  # the same numbers: an optimizer wants a gradient of every parameter
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, own, True, self.momentum, self.eps)
+        if not self.track_running_stats or self.running_mean is None:
+            return F.batch_norm(x, None, None, self.weight, own, True, 0.0, self.eps)
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if share is None else share
+        out = F.batch_norm(x, self.running_mean, self.running_var, self.weight, own, True, share, self.eps)
+        # As data, or autograd would say that what it keeps was changed, if there are two passes before one goes back.
+        self.running_mean.data.add_(lost.detach(), alpha=share)
+        return out
 
 
 class ShiftedBatchNorm1d(_Shifted, nn.BatchNorm1d):
@@ -68,10 +83,17 @@ class ShiftedBatchNorm3d(_Shifted, nn.BatchNorm3d):
     """A layer is turned into one where it stands."""
 
 
-CONVOLUTIONS: dict[type, type] = {nn.Conv1d: UnbiasedConv1d, nn.Conv2d: UnbiasedConv2d, nn.Conv3d: UnbiasedConv3d}
+CONVOLUTIONS: dict[type, type] = {
+    nn.Conv1d: UnbiasedConv1d, nn.Conv2d: UnbiasedConv2d, nn.Conv3d: UnbiasedConv3d, PaddedConv2d: UnbiasedPaddedConv2d,
+}  # fmt: skip
 NORMS: dict[type, type] = {
     nn.BatchNorm1d: ShiftedBatchNorm1d, nn.BatchNorm2d: ShiftedBatchNorm2d, nn.BatchNorm3d: ShiftedBatchNorm3d,
 }  # fmt: skip
+
+
+def _is_lost(conv: Any, norm: Any) -> bool:
+    """Whether the norm takes the bias away: one that is frozen does not, and evaluation wants it."""
+    return bool(conv.training and norm.training)
 
 
 def biases_lost(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -82,17 +104,16 @@ def biases_lost(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
     for conv, norm in (pair for row in rows for pair in pairwise(row)):
         # Of these classes themselves: one that was made from them may do more. A layer in two places has two readers.
         fit = type(conv) in CONVOLUTIONS and type(norm) in NORMS and places[id(conv)] == places[id(norm)] == 1
-        if fit and getattr(conv, "bias", None) is not None and _is_plain(norm):
+        if fit and getattr(conv, "bias", None) is not None and getattr(norm, "affine", False):
             found.append((conv, norm))
     return found
 
 
-def _is_plain(norm: Any) -> bool:
-    return norm.affine and norm.momentum is not None and norm.momentum < 1
-
-
 def drop_biases(model: nn.Module) -> None:
-    """Lets every such pair compute without the bias; weights, results and what is learned stay what they were."""
+    """Lets every such pair compute without the bias; weights, results and what is learned stay what they were.
+
+    Norms that are replaced, as for SyncBatchNorm, must be so before.
+    """
     pairs: list[tuple[Any, Any]] = list(biases_lost(model))
     if not pairs:
         raise UsageError(

@@ -197,11 +197,14 @@ def read_shot(row: Any, where: str) -> Shot:
             raise DataError(f"{where} has numbers beyond those of 32 bits", expected="smaller ones")
     turn = pose[:3, :3]
     is_turn = np.abs(turn @ turn.T - np.eye(3)).max() <= MOST_SKEW and np.linalg.det(turn) > 0
-    if not is_turn or not np.array_equal(pose[3], [0, 0, 0, 1]):
+    if not is_turn:
         raise DataError(
             f"{where} has a pose that no camera can have: its nine numbers are no rotation",
-            expected="rows of length 1, at right angles, right-handed, and 0 0 0 1 as the fourth row of four",
+            expected="rows of length 1, at right angles, right-handed",
         )
+    if not np.allclose(pose[3], [0, 0, 0, 1], rtol=0, atol=MOST_SKEW):
+        raise DataError(f"{where} has {pose[3].tolist()} as its fourth row", expected="0, 0, 0, 1")
+    pose[3] = 0, 0, 0, 1
     return Shot(name="frame", pose=pose, camera=camera)
 
 

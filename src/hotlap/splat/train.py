@@ -82,12 +82,14 @@ def train_model(
         check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
+    config = _as_begun(config)
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
         folder = _make_folder(config) if leads else Path(config.out or ".")
         with sole_user(folder, "training") if leads else nullcontext():
             if leads and not config.resume:
+                _check_folder(config)  # again: while the scene was read, another may have run there and ended
                 _write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
@@ -262,6 +264,13 @@ def _verdict(trainer: Trainer, status: str, why: str, outcome: dict[str, Any]) -
 def _figures(scores: dict[str, float]) -> str:
     units = {"psnr": "PSNR {} dB", "ssim": "SSIM {}", "lpips": "LPIPS {}"}
     return ", ".join(units[name].format(format_number(value, 4)) for name, value in scores.items() if name in units)
+
+
+def _as_begun(config: SplatTrainConfig) -> SplatTrainConfig:
+    """A training that goes on leaves what is open as it was begun: its state is of that kind."""
+    if not config.resume or not config.out or config.adam != "auto":
+        return config
+    return dataclasses.replace(config, adam=read_settings(Path(config.out)).get("adam", "auto"))
 
 
 def _check_folder(config: SplatTrainConfig) -> None:

@@ -244,6 +244,9 @@ def test_a_lap_of_a_file_that_was_edited_is_not_resumed(tmp_path):
     file.write_text("net = 2\n")
     with pytest.raises(ConfigError, match=r"cannot go on: the file of '.*mine.py:net' is not what it was.*a new lap"):
         resume(tmp_path)
+    file.rename(tmp_path / "other.py")
+    with pytest.raises(ConfigError, match=r"cannot go on: the file of '.*mine.py:net' cannot be read in "):
+        resume(tmp_path)
     file.write_text("net = 1\n")
     assert resume(tmp_path).verdict.exit_code == 0
 

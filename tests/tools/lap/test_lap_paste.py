@@ -14,7 +14,7 @@ from hotlap.device.kept_memory import can_keep_memory
 from hotlap.device.seed import seed_everything
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.session import Session
-from hotlap.measure.unbiased import UnbiasedConv2d
+from hotlap.measure.unbiased import UnbiasedConv2d, UnbiasedPaddedConv2d
 from hotlap.tools.lap import LapConfig
 from hotlap.tools.lap.paste import paste_of, use_commands
 from hotlap.workload import Workload
@@ -121,8 +121,9 @@ class NormedTrained(Normed):
         return torch.randn(n, 2, 6, 6, generator=generator).to(device), torch.ones(n, 4).to(device)
 
 
-def test_pasted_training_leaves_out_the_biases_that_the_arm_does(device, plain_float32):
-    arm = f"{device.type}:unbiased"
+@pytest.mark.parametrize("options", ["unbiased", "padded+unbiased"])
+def test_pasted_training_leaves_out_the_biases_that_the_arm_does(device, plain_float32, options):
+    arm = f"{device.type}:{options}"
     session, space = Session(NormedTrained(), parse_arm(arm), mode="train", batch=8, seed=0), pasted(arm)
     seed_everything(0)
     model = space["prepare"](NormedTrained().build_model())
@@ -130,7 +131,8 @@ def test_pasted_training_leaves_out_the_biases_that_the_arm_does(device, plain_f
     for batch in session.batches[:3]:
         session.train_on(batch)
         space["train_step"](model, optimizer, loss_of, *batch)
-    assert any(isinstance(layer, UnbiasedConv2d) for layer in model.modules())
+    kinds = [type(layer) for layer in model.modules()]
+    assert (UnbiasedPaddedConv2d if "padded" in options else UnbiasedConv2d) in kinds
     for mine, theirs in zip(weights(model), weights(session.plain_model), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 

@@ -281,16 +281,6 @@ def test_a_list_of_batches_is_the_only_one():
         make_space(dataclasses.replace(CARD, num_samples=40), mode="train", batches=(512, 900))
 
 
-def test_a_batch_above_what_there_is_is_refused_and_not_cut():
-    few = dataclasses.replace(CARD, num_samples=40)
-    with pytest.raises(UsageError, match=r"batch = 64 is above the number of training samples. Expected at most 40"):
-        make_space(few, mode="train", batch=64)
-    with pytest.raises(UsageError, match=r"batch = 64 is above max_batch. Expected at most 32"):
-        make_space(CARD, mode="train", batch=64, max_batch=32)
-    assert make_space(few, mode="infer", batch=64).batch == 64
-    assert make_space(few, mode="train").batch <= 40
-
-
 def test_of_a_long_list_the_sizes_halfway_to_the_next_doubling_are_tried():
     space = make_space(CARD, mode="train", batches=tuple(range(8, 200, 8)))
     assert space.around(128) == [96, 160] and space.around(192) == [144] and space.around(8) == []

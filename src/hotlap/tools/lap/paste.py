@@ -80,7 +80,7 @@ def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
         f"# {arm.name} at batch {batch}: DataLoader(..., batch_size={batch})",
         *_switches(arm, train),
     ]
-    lines += [_PADDED.rstrip()] if arm.padded else []
+    lines += [_PADDED.rstrip()] if arm.padded and not arm.unbiased else []
     lines += ["", _SHUFFLED.rstrip()] if arm.shuffled else []
     lines += ["", "", *_place(arm), "", "", *_prepare(arm, train), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
@@ -104,6 +104,8 @@ def _imports(arm: ArmSpec) -> Iterator[str]:
     if arm.folded:
         yield "from hotlap.measure.folded import fold_norms"
     if arm.unbiased:
+        if arm.padded:  # these must know one another
+            yield "from hotlap.measure.padded import pad_channels"
         yield "from hotlap.measure.unbiased import drop_biases"
 
 
@@ -140,7 +142,9 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
     if arm.recompute:
         yield "    # In the forward of each block of layers, let activations go and be computed again:"
         yield "    # x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
-    if arm.padded:
+    if arm.padded and arm.unbiased:
+        yield "    pad_channels(model)"
+    elif arm.padded:
         yield "    for layer in model.modules():"
         yield "        odd = type(layer) is torch.nn.Conv2d and (layer.in_channels % 8 or layer.out_channels % 8)"
         yield "        if odd and layer.groups == 1:"

@@ -284,14 +284,19 @@ def _profile_path(lap: Round) -> str:
 def _source(target: str) -> str:
     """A digest of the file that a target names; '' where it names none."""
     file = Path(target.rpartition(":")[0])
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.suffix == ".py" and file.is_file() else ""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.suffix == ".py" else ""
+    except OSError:
+        return ""  # whoever loads it says why
 
 
 def _check_source(before: Lap, config: LapConfig) -> None:
     """Refuses to put stages of two models together."""
-    if before.source and _source(config.target) != before.source:
+    now = _source(config.target)
+    if before.source and now != before.source:
+        how = "is not what it was" if now else f"cannot be read in {str(Path.cwd())!r}"
         raise ConfigError(
-            f"resume = {config.resume!r} cannot go on: the file of {config.target!r} is not what it was",
+            f"resume = {config.resume!r} cannot go on: the file of {config.target!r} {how}",
             remedy="Its stages were measured with the file of then; start a new lap",
         )
 

@@ -146,9 +146,6 @@ def make_space(
     start = batch or about.default_batch
     caps = [cap for cap in (max_batch, about.num_samples if mode == "train" else None) if cap is not None]
     cap = min(caps, default=max(65536, start))
-    if batch is not None and batch > cap:
-        less = "max_batch" if cap == max_batch else "the number of training samples"
-        raise UsageError(f"batch = {batch} is above {less}", expected=f"at most {cap}")
     start = min(start, cap)
     sizes = tuple(sorted({size for size in batches if size <= cap}))
     if batches and not sizes:
