@@ -334,6 +334,16 @@ def test_quick_measures_where_the_search_has_not_tried_the_baseline(tmp_path, mo
     assert "bench" in ran(tmp_path)
 
 
+@pytest.mark.parametrize(("most", "asked"), [(None, 16), (8, 8), (64, 16)])
+def test_quick_searches_at_the_baselines_batch_or_the_largest_that_is_allowed(tmp_path, monkeypatch, most, asked):
+    found = []
+    monkeypatch.setattr(Round, "baseline", property(lambda self: parse_arm("cpu")))
+    monkeypatch.setattr(Round, "batch", property(lambda self: 16))
+    monkeypatch.setattr("hotlap.tools.tune.tune", lambda config, emit: found.append((config.batch, config.max_batch)))
+    real.tune(Round(LapConfig(target="net", quick=True, max_batch=most), tmp_path))
+    assert found == [(asked, most)]
+
+
 def test_the_search_gets_what_the_other_stages_leave():
     config = LapConfig(target="net", budget="10m", processes=8)
     idle = Round(config, Path("runs"), seconds={"doctor": 10.0, "baseline": 20.0, "profile-before": 30.0})

@@ -20,6 +20,7 @@ from hotlap.records.environment import capture
 from hotlap.records.run import load_record
 from hotlap.records.tuned import ProfileStore, only_search, read_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
+from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
@@ -86,6 +87,16 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     assert parts[:4] == ["cpu, cpu:bf16", "float64 reference", "cpu", "cpu:bf16"]
     num_gates = sum(job["job"] == "gate" for job in jobs_in_process)
     assert num_gates >= 1 and sum(event.kind == "result" for event in heard) == len(trials) + num_gates
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_batch_above_the_number_of_samples_is_cut_and_told(jobs_in_process, monkeypatch):
+    heard, real = [], tune_run.describe
+    monkeypatch.setattr(tune_run, "describe", lambda *given: dataclasses.replace(real(*given), num_samples=10))
+    record = tune(config(batch=16, arms=("cpu",)), heard.append)
+    assert {row["batch"] for row in found(record)["rows"]} == {10}
+    told = [event.text for event in heard if event.kind == "warn"]
+    assert "batch = 16 is above the number of training samples: 10 is tried" in told
 
 
 @pytest.mark.usefixtures("folder")

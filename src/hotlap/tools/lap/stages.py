@@ -225,7 +225,7 @@ def tune(lap: Round) -> RunRecord:
             device=lap.baseline.torch_device,
             arms=config.arms,
             graphs=config.graphs,
-            batch=lap.batch if config.quick else config.batch,
+            batch=min(lap.batch, config.max_batch or lap.batch) if config.quick else config.batch,
             max_batch=config.max_batch,
             store=config.store,
         ),

@@ -62,8 +62,7 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         about = describe(config, nursery)
         space = space_of(config, about)
         if config.batch is not None and space.batch < config.batch:
-            less = "max_batch" if space.batch == config.max_batch else "the number of training samples"
-            emit(events.warn(f"batch = {config.batch} is above {less}: {space.batch} is tried"))
+            emit(events.warn(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried"))
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
             return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
 
