@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
+from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError, UsageError
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
@@ -297,16 +297,22 @@ def test_pictures_are_the_same_wherever_they_wait(trainer, place):
         assert torch.equal(made.state.alive(name), want.state.alive(name))
 
 
-def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings):
-    config, refused = settings(steps=20, log_every=10), []
-
-    def second(step, trainer):
-        before = {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()}
-        with pytest.raises(StorageError, match=rf"another training runs in .*process {os.getpid()} on .*--out"):
-            train(replace(config, seed=5))
-        refused.append(before == {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()})
-
-    assert train(config, watch=second).status == "complete" and refused == [True, True]
+def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings, monkeypatch):
+    config = settings(steps=10)
+    code = (
+        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
+        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
+    )
+    Path(config.out).mkdir()
+    command = [sys.executable, "-c", code, config.out]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        monkeypatch.setattr("hotlap.splat.train.LEAVE_S", 0.1)
+        with pytest.raises(UsageError, match=r"another process trains in .*Wait until it has ended"):
+            train(config)
+        assert [path.name for path in Path(config.out).iterdir()] == [".training"]
+        first.communicate("leave\n")
+    assert train(config).status == "complete"
 
 
 def test_another_training_in_the_folder_is_not_overwritten(settings):

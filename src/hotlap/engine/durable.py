@@ -134,36 +134,3 @@ def locked(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def sole_user(folder: Path, what: str) -> Iterator[None]:
-    """Holds ``folder`` as long as ``what`` runs there, and refuses it to a second one; a kill lets go of it."""
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    path = folder / ".in-use"
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise storage_error(path, error, "Choose another folder") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except BlockingIOError:
-            who = os.pread(handle, 200, 0).decode(errors="replace")
-            raise StorageError(
-                f"another {what} runs in {str(folder)!r}" + (f" ({who})" if who else ""),
-                remedy="Wait for it, or choose another folder with --out",
-            ) from None
-        except OSError:
-            pass  # a file system without locks, or a full one, is used as before
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # what was forked meanwhile would hold it
-        os.close(handle)

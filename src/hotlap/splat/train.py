@@ -18,8 +18,9 @@ from hotlap.base.errors import ConfigError, HotlapError, RecordError, StorageErr
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
+from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.engine.durable import sole_user, write_durably
+from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal
 from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
@@ -44,6 +45,8 @@ FREE = (
 """Settings that do not change what is trained, so that a resumed training may have others."""
 SAVE_EVERY_S = 120.0
 """Between checkpoints, where no number of steps is asked for."""
+LEAVE_S = 10.0
+"""How long another training in the same folder is waited for, which may be about to leave."""
 REMEDY = "Free some space or choose another folder with --out"
 
 Watch = Callable[[int, Trainer], None]
@@ -87,7 +90,7 @@ def train_model(
     stage = open_stage(config, device, emit if leads else ignore)
     try:
         folder = _make_folder(config) if leads else Path(config.out or ".")
-        with sole_user(folder, "training") if leads else nullcontext():
+        with alone_in(folder, wait_s=LEAVE_S, say=lambda text: emit(events.note(text))) if leads else nullcontext():
             if leads and not config.resume:
                 _check_folder(config)  # again: while the scene was read, another may have run there and ended
                 _write_settings(config, folder)
