@@ -33,6 +33,7 @@ from hotlap.splat.stage import open_stage
 
 ERROR = {"densify_score": "error"}
 LONG = {"steps": 20_000, "densify_until": 12_000}
+ADC = {"steps": 10_000, "densify_until": 6000, "sh_every": 500, "reset_every": 0}
 CHAIN = {"steps": 10_000, "densify_until": 8000, "sh_every": 500}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fast": ("fast", {}),
@@ -57,9 +58,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mcmc 1m": ("mcmc", {**CHAIN, "max_splats": 1_000_000}),
     "mcmc 500k 20k steps": ("mcmc", {**LONG, "densify_until": 16_000, "max_splats": 500_000, "sh_every": 500}),
     "mcmc 500k coarse": ("mcmc", {**CHAIN, "max_splats": 500_000, "coarse_first": True}),
-    "adc": ("default", {"steps": 10_000, "densify_until": 6000, "sh_every": 500, "adam": "lazy"}),
-    "abs": ("default", {"steps": 10_000, "densify_until": 6000, "sh_every": 500, "adam": "lazy",
-                        "densify_signal": "abs", "densify_grad": 8e-4}),
+    "adc": ("default", ADC),
+    "adc coarse": ("default", {**ADC, "coarse_first": True}),
+    "adc 15k steps": ("default", {**ADC, "steps": 15_000, "densify_until": 8000}),
+    "abs": ("default", {**ADC, "densify_signal": "abs", "densify_grad": 8e-4}),
 }  # fmt: skip
 
 
