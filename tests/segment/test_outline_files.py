@@ -13,7 +13,7 @@ from hotlap.base.errors import DataError, EnvironmentUnusable
 from hotlap.data import object_table
 from hotlap.data.geojson import read_geojson, write_geojson
 from hotlap.data.imagej_roi import read_rois, write_rois
-from hotlap.data.object_table import read_csv, write_csv, write_xlsx
+from hotlap.data.object_table import csv_lines, read_csv, write_xlsx
 from hotlap.data.outline import Polygon, keyhole
 from hotlap.data.yolo_seg import read_yolo, write_yolo
 from hotlap.kernels.instances.cases import blobs, nested
@@ -104,7 +104,7 @@ def test_regions_beyond_32767_pixels_are_kept(tmp_path):
 
 def test_csv_keeps_names_and_numbers(tmp_path):
     rows = [("a, b.png", 1, 0.1234567891), ('say "x"', 2, float("nan"))]
-    (tmp_path / "a.csv").write_text(write_csv(("image", "label", "area"), rows))
+    (tmp_path / "a.csv").write_text(csv_lines([("image", "label", "area"), *rows]))
     back = read_csv(tmp_path / "a.csv")
     assert back[0] == {"image": "a, b.png", "label": "1", "area": "0.1234568"}
     assert back[1] == {"image": 'say "x"', "label": "2", "area": ""}

@@ -92,6 +92,20 @@ def test_every_format_holds_the_same_objects(folder):
     assert "5 objects in 3 pictures" in answer.lines()[0]
 
 
+def test_what_an_earlier_version_finished_is_in_the_table(folder):
+    """Its notes hold rows, and no lines made of them."""
+    config = settings(folder, formats=("labels", "csv"))
+    predict_folder(config, predictor=bright_predictor())
+    table = (config.out / "objects.csv").read_bytes()
+    for note in (config.out / "done").glob("*.json"):
+        entry = json.loads(note.read_text())
+        assert entry.pop("csv").count("\n") == len(entry["rows"])
+        note.write_text(json.dumps(entry))
+    (config.out / "objects.csv").unlink()
+    answer = predict_folder(config, predictor=bright_predictor())
+    assert answer.num_before == 3 and (config.out / "objects.csv").read_bytes() == table
+
+
 def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -19,12 +19,10 @@ MOST_ROWS = 1_048_575
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
-def write_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
-    """A header and the rows; floats with six digits after the first, a missing number as nothing."""
+def csv_lines(rows: Iterable[Row]) -> str:
+    """Rows of a CSV file; floats with six digits after the first, a missing number as nothing."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
     return buffer.getvalue()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from hotlap.data.coco import CocoImage, coco_document, coco_image
 from hotlap.data.geojson import write_geojson
 from hotlap.data.imagej_roi import write_rois
-from hotlap.data.object_table import write_csv, write_xlsx
+from hotlap.data.object_table import csv_lines, write_xlsx
 from hotlap.data.tiff import write_tiff
 from hotlap.data.yolo_seg import write_yolo
 from hotlap.records.run import write_atomic
@@ -54,8 +54,13 @@ def picture_files(
 def picture_entry(
     name: str, file_name: str, found: Segmented, formats: Iterable[str], page: int | None = None
 ) -> dict[str, Any]:
-    """What the files of all pictures need to know of one; ``page`` where its file holds several."""
+    """What the files of all pictures need to know of one; ``page`` where its file holds several.
+
+    Lines of CSV are made here, picture by picture and beside the network: a quarter of a million of them take seconds.
+    """
     entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [tuple(m) for m in found.objects]}
+    if "csv" in formats:
+        entry["csv"] = csv_lines(_named(entry))
     if "coco" in formats:
         image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects], page)
         entry["coco"] = coco_image(image, 0, 0)
@@ -77,8 +82,15 @@ def table(kind: str, entries: Sequence[Mapping[str, Any]], category: str) -> str
     if kind == "coco":
         return json.dumps(_merged(entries, category), allow_nan=False) + "\n"
     columns = ("image", "file", *COLUMNS)
-    rows = [(entry["name"], entry["file_name"], *row) for entry in entries for row in entry["rows"]]
-    return write_csv(columns, rows) if kind == "csv" else write_xlsx(columns, rows)
+    if kind == "csv":  # what was finished by an earlier version has rows alone
+        lines = (entry["csv"] if "csv" in entry else csv_lines(_named(entry)) for entry in entries)
+        return csv_lines([columns]) + "".join(lines)
+    return write_xlsx(columns, [row for entry in entries for row in _named(entry)])
+
+
+def _named(entry: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of one picture with its name and that of its file."""
+    return [(entry["name"], entry["file_name"], *row) for row in entry["rows"]]
 
 
 def _merged(entries: Sequence[Mapping[str, Any]], category: str) -> dict[str, Any]:
