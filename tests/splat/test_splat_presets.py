@@ -75,6 +75,7 @@ def test_an_unknown_preset_is_refused():
         ({"hold_out": 1}, "hold_out = 1 leaves no picture to train on. Expected 0"),
         ({"start_opacity": 1.0}, "start_opacity = 1 is not valid"),
         ({"strategy": "mcmc", "adam": "lazy"}, "adam = 'lazy' with strategy = 'mcmc' is not valid"),
+        ({"adam": "auto"}, "adam = 'auto' in the caller is not valid. Expected one of dense, selective, lazy"),
         ({"densify_score": "error"}, "densify_score = 'error' with strategy = 'adc' is not valid"),
         ({"strategy": "none", "loss": "l3"}, "loss = 'l3'"),
     ],

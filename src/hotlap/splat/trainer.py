@@ -50,7 +50,7 @@ class Trainer:
             emit(events.warn(f"max_splats = {config.most_splats}: no more of the scene's points become splats"))
         rates = rates_of(config, stage.extent)
         room = min(config.most_splats, 2 * len(start["means"])) if config.strategy != "none" else 0
-        self.state = SplatState(start, rates, AdamConfig(mode=config.adam_mode), device, capacity=room)
+        self.state = SplatState(start, rates, AdamConfig(mode=config.adam), device, capacity=room)
         self.state.take(morton_order(self.state.alive("means")))
         self.beside = make_beside(config, stage, device)
         self.train_step = TrainStep(
