@@ -349,6 +349,17 @@ def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):
         info(SplatInfoConfig(what=str(trained), images="images_2"))
 
 
+def test_a_training_of_an_earlier_version_is_judged_and_drawn(trained, tmp_path):
+    folder = tmp_path / "earlier"
+    copytree(trained, folder)
+    path = folder / "settings.json"
+    gone = {"strategy": "budget", "adam": "auto", "densify_score": "error", "budget_power": 2.0}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **gone}))
+    config = SplatEvalConfig(run=str(folder), device="cpu", pictures=0, lpips=False)
+    want = json.loads((trained / "results.json").read_text())
+    assert evaluate(config)["mean"]["psnr"] == pytest.approx(want["held_out"]["psnr"], abs=1e-4)
+
+
 def test_what_is_no_training_is_told(tmp_path, trained):
     with pytest.raises(ConfigError, match="run = 'nothing' is no folder"):
         evaluate(SplatEvalConfig(run="nothing"))

@@ -33,7 +33,7 @@ def assert_alike(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("changes", [{}, {"adam": "dense"}, {"strategy": "mcmc"}, {"exposure": True, "poses": True}])
+@pytest.mark.parametrize("changes", [{}, {"adam": "lazy"}, {"strategy": "mcmc"}, {"exposure": True, "poses": True}])
 def test_replayed_steps_are_the_eager_ones(trainer, changes):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

@@ -6,6 +6,7 @@ import pytest
 
 from hotlap.base.errors import ConfigError, UnknownName
 from hotlap.base.settings import Layer, resolve
+from hotlap.records.codec import encode
 from hotlap.splat.config import LEARNABLE, SplatTrainConfig, config_with
 from hotlap.splat.presets import PRESETS
 
@@ -45,6 +46,13 @@ def test_the_seeds_presets_are_as_they_were_tabled(name):
         assert c.strategy == "adc" and found == densify and c.densify_signal == "world"
 
 
+def test_fast_is_the_default_in_fewer_steps_without_resets_and_with_small_pictures_first():
+    fast, default = (encode(config_with(name)) for name in ("fast", "default"))
+    changed = {name: fast[name] for name in fast if fast[name] != default[name] and name != "preset"}
+    expected = {"steps": 20_000, "densify_until": 12_000, "reset_every": 0, "coarse_first": True, "sh_every": 500}
+    assert changed == expected and fast["strategy"] == "adc" and fast["adam"] == "dense"
+
+
 def test_every_preset_can_be_taken_and_is_named_in_the_help():
     from hotlap.base.settings import field_docs
 
@@ -75,7 +83,8 @@ def test_an_unknown_preset_is_refused():
         ({"hold_out": 1}, "hold_out = 1 leaves no picture to train on. Expected 0"),
         ({"start_opacity": 1.0}, "start_opacity = 1 is not valid"),
         ({"strategy": "mcmc", "adam": "lazy"}, "adam = 'lazy' with strategy = 'mcmc' is not valid"),
-        ({"densify_score": "error"}, "densify_score = 'error' with strategy = 'adc' is not valid"),
+        ({"strategy": "budget"}, "strategy = 'budget' in the caller is not valid. Expected one of adc, mcmc, none"),
+        ({"adam": "auto"}, "adam = 'auto' in the caller is not valid. Expected one of dense, selective, lazy"),
         ({"strategy": "none", "loss": "l3"}, "loss = 'l3'"),
     ],
 )

@@ -220,28 +220,6 @@ def test_other_ways_of_adam_learn_as_well(trainer, adam):
     assert abs(first - second) < 0.5
 
 
-def test_splats_are_blamed_for_their_share_of_the_error(trainer, device):
-    made = trainer(device, strategy="none")
-    frame = made.train_step.put((32, 48, 0), 3, made.stage.pictures[3].image, None)
-    blame = made.train_step.blame(frame, 0)
-    drawn = made.train_step.draw(frame, 0)
-    error = (drawn.colors.clamp(0, 1) - frame.target / 255).abs().mean(-1)
-    assert float(blame.sum()) == pytest.approx(float((error * drawn.alphas[..., 0]).sum()), rel=1e-3)
-    assert (blame[: made.state.count][drawn.facts.radii[0, : made.state.count, 0] == 0] == 0).all() and (
-        blame >= 0
-    ).all()
-
-
-def test_asking_where_pictures_are_wrong_leaves_the_last_one_in_its_place(trainer):
-    made = trainer(strategy="budget", densify_score="error", max_splats=450, densify_every=0)
-    made.run(4)
-    frame = made.train_step.frame_of(made.shown)
-    before = frame.target.clone(), frame.which.clone()
-    first, again = made._errors(4), made._errors(4)
-    assert torch.equal(before[0], frame.target) and torch.equal(before[1], frame.which)
-    assert torch.equal(first, again) and len(first) == made.state.count and float(first.sum()) > 0
-
-
 def test_an_update_leaves_the_gradients_that_it_is_given(trainer, device):
     """Of several processes each replays the first half of a step into them, and reduces them, before the second."""
     made = trainer(device, strategy="mcmc", max_splats=450)

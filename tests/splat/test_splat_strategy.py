@@ -13,7 +13,7 @@ from hotlap.splat.guard import Guard, Stopped, health
 from hotlap.splat.judge import Model
 from hotlap.splat.mcmc import MarkovChain
 from hotlap.splat.state import SplatState
-from hotlap.splat.strategy import SHRINK, Adaptive, Budget, Explosion, turned
+from hotlap.splat.strategy import SHRINK, Adaptive, Explosion, turned
 
 CPU = torch.device("cpu")
 EXTENT = 2.0
@@ -144,39 +144,6 @@ def test_world_space_gradients_are_those_of_the_seed():
     assert Adaptive(config, EXTENT).gradient(state).tolist() == pytest.approx([0.3, 0.05])
     changed = Adaptive(config, EXTENT).after(100, state)
     assert (changed.cloned, changed.split) == (0, 1), "over 0.1 in the mean of 100 steps, and larger than 0.05"
-
-
-@pytest.mark.parametrize(("power", "half_way"), [(2.0, 216), (1.0, 178), (0.5, 147)])
-def test_a_budget_is_reached_in_its_time_and_not_passed(power, half_way):
-    state = make_state([0.5] * 100, [0.001] * 100)
-    config = SplatTrainConfig(strategy="budget", max_splats=250, densify_from=0, densify_until=2000, steps=4000,
-                              reset_every=0, budget_power=power)  # fmt: skip
-    strategy = Budget(config, EXTENT, 100)
-    seen = []
-    for step in range(100, 2000, 100):
-        generator = torch.Generator().manual_seed(step)
-        hear(state, torch.rand(state.count, generator=generator).tolist())
-        strategy.after(step, state)
-        seen.append(state.count)
-    assert seen[-1] == 250 and max(seen) == 250 and seen == sorted(seen) and seen[0] > 100
-    assert abs(seen[9] - half_way) <= 1, "after 10 of 19 times"
-
-
-def test_a_budget_grows_where_pictures_are_wrong():
-    state = make_state([0.5] * 100, [0.001] * 100)
-    config = SplatTrainConfig(strategy="budget", densify_score="error", max_splats=110, densify_from=0, steps=4000,
-                              densify_until=300, reset_every=0)  # fmt: skip
-    asked = []
-
-    def errors(step):
-        asked.append(step)
-        return torch.arange(100.0)
-
-    before = state.alive("means").clone()
-    changed = Budget(config, EXTENT, 100, errors).after(200, state)
-    assert asked == [200] and changed.cloned == 10
-    assert torch.equal(state.alive("means")[:90], before[:90]), "those that are least wrong are alone"
-    assert torch.equal(state.alive("means")[90:], before[90:].repeat_interleave(2, 0))
 
 
 def test_vectors_turn_as_matrices_would():

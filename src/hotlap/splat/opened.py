@@ -64,6 +64,8 @@ def _is_sog(path: Path) -> bool:
 def read_config(folder: Path) -> SplatTrainConfig:
     """The settings that a training was begun with."""
     settings = {name: value for name, value in read_settings(folder).items() if name in FIELDS}
+    if settings.get("strategy") == "budget":  # of earlier versions: what it made can still be drawn and judged
+        settings["strategy"] = "none"
     return resolve(SplatTrainConfig, [Layer(f"{folder / SETTINGS}", settings)]).config
 
 

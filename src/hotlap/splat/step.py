@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotlap.data.splats import SH_C0
 from hotlap.kernels.adam.op import adam_step
 from hotlap.kernels.densify.op import densify_accumulate, densify_noise
 from hotlap.kernels.splat.frame import Drawn, Splats, View
@@ -30,7 +29,6 @@ from hotlap.splat.state import SplatState
 Gradients = dict[str, Tensor]
 Key = tuple[int, int, int]
 """Height and width of a picture, and how often they are halved."""
-COLORS = frozenset({"colors"})
 KEPT_FRAMES = 16
 """Frames that wait for the next picture of their size; a scene may have as many sizes as pictures."""
 
@@ -118,10 +116,9 @@ class TrainStep:
     def view_of(self, frame: Frame, degree: int) -> View:
         """How the kernels are to draw."""
         c = self.config
-        by_gradient = c.strategy == "budget" and c.densify_score == "gradient"
         return View(
             height=frame.height, width=frame.width, sh_degree=degree, raw=True, antialiased=c.antialiased,
-            absgrad=c.densify_signal == "abs" or by_gradient,
+            absgrad=c.densify_signal == "abs",
         )  # fmt: skip
 
     def frame_of(self, key: Key) -> Frame:
@@ -193,23 +190,6 @@ class TrainStep:
         frame.image.copy_(drawn.colors)
         frame.pairs.copy_(torch.maximum(frame.pairs, drawn.facts.tiles_per_splat.sum()))
         return grads
-
-    def blame(self, frame: Frame, degree: int) -> Tensor:  # [rows]
-        """How wrong the picture in the frame is where each splat is seen: the sum over pixels of its weight times L1.
-
-        That is the gradient of its colour, if the error is taken for the gradient of the picture.
-        """
-        kernels, splats, view = self._drawing(frame, degree)
-        view = replace(view, absgrad=False)
-        drawn = kernels.forward(splats, view)
-        error = (drawn.colors.clamp(0, 1) - frame.target / 255).abs().mean(-1, keepdim=True)
-        if frame.mask is not None:
-            error = error * frame.mask[..., None]
-        grads = kernels.backward(
-            splats, view, drawn, error.expand_as(drawn.colors).contiguous(), frame.no_alphas, None, COLORS
-        )
-        # A channel that is black all over has no gradient, and three of them are rare.
-        return grads["colors"][:, 0].amax(-1) / SH_C0
 
     def draw(self, frame: Frame, degree: int) -> Drawn:
         """The picture alone, with what is known of each splat."""

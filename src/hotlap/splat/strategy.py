@@ -1,8 +1,7 @@
-"""How the number of splats changes: clones, splits and prunes by gradients, or growth to a budget."""
+"""How the number of splats changes: clones, splits and prunes by gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,34 +108,6 @@ class Adaptive:
             extents = torch.where(high & self._large(state), extents / SHRINK, extents)
             unwanted |= extents > c.prune_scale * self.extent
         return unwanted
-
-
-class Budget(Adaptive):
-    """Grows towards a number of splats along a curve, each time where the score is largest.
-
-    ``errors`` gives, after so many steps, how wrong some pictures are where each splat is seen [N]; without it absolute
-    gradients and sizes on the screen are the score.
-    """
-
-    def __init__(
-        self, config: SplatTrainConfig, extent: float, first: int, errors: Callable[[int], Tensor] | None = None
-    ) -> None:
-        super().__init__(config, extent)
-        self.first, self.errors = first, errors
-
-    def _refine(self, step: int, state: SplatState) -> Changed:
-        c = self.config
-        last = min(c.densify_until, c.steps) - c.densify_every
-        done = min(1.0, (step - c.densify_from) / max(1, last - c.densify_from))
-        goal = self.first + (c.most_splats - self.first) * (1 - (1 - done) ** c.budget_power)
-        unwanted = self._unwanted(step, state, torch.zeros_like(state.alive("stats.visible")))
-        more = min(int(goal) - state.count + int(unwanted.sum()), state.count // 2)
-        if self.errors is not None:
-            score = self.errors(step)
-        else:
-            score = self.gradient(state) * state.alive("stats.max_radius").sqrt()
-        high = _largest(score, ~unwanted & (score > 0), max(0, more))
-        return apply_growth(step, state, c, high, self._large(state), unwanted)
 
 
 def _largest(score: Tensor, among: Tensor, num: int) -> Tensor:  # [N] each -> [N] bool

@@ -27,9 +27,6 @@ class Team(Protocol):
     def mean(self, value: float) -> float:
         """The mean over all processes."""
 
-    def add_up(self, values: Tensor) -> None:
-        """Numbers become their sum over all processes, in place, the same bits in each."""
-
 
 class Alone:
     """One process."""
@@ -44,9 +41,6 @@ class Alone:
 
     def mean(self, value: float) -> float:
         return value
-
-    def add_up(self, values: Tensor) -> None:
-        """Nothing: there is nobody else."""
 
 
 class Together:
@@ -69,15 +63,11 @@ class Together:
         for name in ("stats.grad", "stats.count", "stats.world"):
             dist.all_reduce(state[name])
         state["stats.world"].div_(self.size)  # it is divided by steps, not by how often a splat was seen
-        dist.all_reduce(state["stats.max_radius"], dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return float(total) / self.size
-
-    def add_up(self, values: Tensor) -> None:
-        dist.all_reduce(values)
 
     def leave(self) -> None:
         """The last thing that is done together is over."""

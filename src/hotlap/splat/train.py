@@ -47,6 +47,8 @@ SAVE_EVERY_S = 120.0
 """Between checkpoints, where no number of steps is asked for."""
 LEAVE_S = 10.0
 """How long another training in the same folder is waited for, which may be about to leave."""
+OPEN_ADAM = "auto"
+"""What earlier versions wrote for an Adam that was left open: dense with mcmc, lazy without."""
 REMEDY = "Free some space or choose another folder with --out"
 
 Watch = Callable[[int, Trainer], None]
@@ -85,7 +87,7 @@ def train_model(
         check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
-    config = _as_begun(config)
+    config = _as_begun(config, emit if leads else ignore)
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
@@ -269,11 +271,14 @@ def _figures(scores: dict[str, float]) -> str:
     return ", ".join(units[name].format(format_number(value, 4)) for name, value in scores.items() if name in units)
 
 
-def _as_begun(config: SplatTrainConfig) -> SplatTrainConfig:
-    """A training that goes on leaves what is open as it was begun: its state is of that kind."""
-    if not config.resume or not config.out or config.adam != "auto":
+def _as_begun(config: SplatTrainConfig, emit: Emit) -> SplatTrainConfig:
+    """A training whose Adam an earlier version left open goes on with the one it took: its state is of that kind."""
+    if not config.resume or not config.out or config.adam != "dense" or config.strategy == "mcmc":
         return config
-    return dataclasses.replace(config, adam=read_settings(Path(config.out)).get("adam", "auto"))
+    if _stored(Path(config.out)).get("adam") != OPEN_ADAM:
+        return config
+    emit(events.note("adam = 'lazy', as this training was begun"))
+    return dataclasses.replace(config, adam="lazy")
 
 
 def _check_folder(config: SplatTrainConfig) -> None:
@@ -322,6 +327,14 @@ def _check_same(config: SplatTrainConfig, folder: Path) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings that a training was begun with."""
+    found = _stored(folder)
+    if found.get("adam") == OPEN_ADAM:
+        found["adam"] = "dense" if found.get("strategy") == "mcmc" else "lazy"
+    return found
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The same as they were written, perhaps by an earlier version."""
     path = folder / SETTINGS
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

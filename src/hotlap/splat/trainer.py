@@ -24,13 +24,11 @@ from hotlap.splat.stage import Stage
 from hotlap.splat.start import start_splats
 from hotlap.splat.state import SplatState, morton_order
 from hotlap.splat.step import Beside, TrainStep, rates_of
-from hotlap.splat.strategy import Adaptive, Budget, Changed, Fixed, Strategy
+from hotlap.splat.strategy import Adaptive, Changed, Fixed, Strategy
 from hotlap.splat.team import Alone, Team
 
 REORDER_GROWTH = 1.2
 """Splats are put in Morton order again when there are so many times more."""
-ASKED = 8
-"""Training pictures that are asked where they are wrong, before splats are added."""
 LEAST_SIDE = 64
 """Pictures are not halved to fewer pixels than this."""
 
@@ -50,7 +48,7 @@ class Trainer:
             emit(events.warn(f"max_splats = {config.most_splats}: no more of the scene's points become splats"))
         rates = rates_of(config, stage.extent)
         room = min(config.most_splats, 2 * len(start["means"])) if config.strategy != "none" else 0
-        self.state = SplatState(start, rates, AdamConfig(mode=config.adam_mode), device, capacity=room)
+        self.state = SplatState(start, rates, AdamConfig(mode=config.adam), device, capacity=room)
         self.state.take(morton_order(self.state.alive("means")))
         self.beside = make_beside(config, stage, device)
         self.train_step = TrainStep(
@@ -60,7 +58,7 @@ class Trainer:
         )  # fmt: skip
         wants_graph = device.type == "cuda" if config.graph is None else config.graph
         self.steps = make_steps(self.train_step, wants_graph)
-        self.strategy = make_strategy(config, stage.extent, self.state.count, self._errors)
+        self.strategy = make_strategy(config, stage.extent)
         self.guard = Guard(config)
         self.step = 0
         self.seconds = 0.0
@@ -127,22 +125,6 @@ class Trainer:
             self.state.take(morton_order(self.state.alive("means")))
             self._ordered = self.state.count
         return changed
-
-    def _errors(self, step: int) -> torch.Tensor:  # [N]
-        """How wrong some training pictures are where each splat is seen; each process asks others."""
-        generator = torch.Generator().manual_seed((self.config.seed * 1_000_003 + step) % 2**63)
-        wanted = torch.randperm(len(self.stage.cameras), generator=generator)[: ASKED * self.team.size].tolist()
-        total = torch.zeros(self.state.rows, device=self.device)
-        shown = self.train_step.frame_of(self.shown)
-        before = [(tensor, tensor.clone()) for tensor in (shown.which, shown.target, shown.mask) if tensor is not None]
-        for number in wanted[self.team.rank :: self.team.size]:
-            size, picture = self.stage.cameras.sizes[number], self.stage.pictures[number]
-            frame = self.train_step.put((*size, self.level_at(step, size)), number, picture.image, picture.mask)
-            total += self.train_step.blame(frame, self.train_step.degree_at(step))
-        for tensor, value in before:  # what was drawn last is looked at beside its own picture
-            tensor.copy_(value)
-        self.team.add_up(total)
-        return total[: self.state.count]
 
     def _is_densification_due(self) -> bool:
         c = self.config
@@ -225,14 +207,10 @@ class Trainer:
         self._looked = state.get("looked", self.step // self.config.log_every * self.config.log_every)
 
 
-def make_strategy(
-    config: SplatTrainConfig, extent: float, first: int, errors: Callable[[int], torch.Tensor]
-) -> Strategy:
-    """What changes the number of splats; ``errors`` says where pictures are wrong, if it goes by that."""
+def make_strategy(config: SplatTrainConfig, extent: float) -> Strategy:
+    """What changes the number of splats."""
     if config.strategy == "adc":
         return Adaptive(config, extent)
-    if config.strategy == "budget":
-        return Budget(config, extent, first, errors if config.densify_score == "error" else None)
     return MarkovChain(config) if config.strategy == "mcmc" else Fixed()
 
 
