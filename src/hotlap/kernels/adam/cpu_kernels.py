@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+from hotlap.kernels.compiled import fast, inner
+
+FAST = fast("contract", "nsz")
+INNER = inner(FAST)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _catch_up(param, first, second, moved, decay1, decay2, eps):
     """Makes the steps that a row has missed."""
     for e in range(param.size):
@@ -20,7 +21,7 @@ def _catch_up(param, first, second, moved, decay1, decay2, eps):
         second[e] *= decay2
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _step(param, grad, first, second, betas, rate, root2, eps):
     b1, b2, rest1, rest2 = betas[0], betas[1], betas[2], betas[3]
     for e in range(param.size):

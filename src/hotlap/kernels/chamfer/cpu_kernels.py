@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "nnan", "reassoc"}}
+from hotlap.kernels.compiled import fast, inner
+
+FAST = fast("contract", "nsz", "nnan", "reassoc")
+INNER = inner(FAST)
 CHUNK = 256
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _least(queries, targets, first, end):
     """The least squared distance from one point [3] to the targets [3, M] from ``first`` to ``end``."""
     x, y, z = queries[0], queries[1], queries[2]
@@ -24,7 +25,7 @@ def _least(queries, targets, first, end):
     return least
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _which(query, targets, first, end):
     """The first of these targets that is nearest, and how far it is."""
     best, where = np.float32(np.inf), -1

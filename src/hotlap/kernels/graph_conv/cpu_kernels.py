@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
+from hotlap.kernels.compiled import fast, inner
+
+FAST = fast("contract", "nsz", "reassoc")
+INNER = inner(FAST)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _add(total, weight, more):
     for o in range(total.size):
         total[o] += weight * more[o]

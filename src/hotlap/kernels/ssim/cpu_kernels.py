@@ -6,16 +6,17 @@ y are read as a = x + y and d = x - y.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
+from hotlap.kernels.compiled import fast, inner
+
 TAPS, REACH = 11, 5
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp", "reassoc"}}
+FAST = fast("contract", "nsz", "arcp", "reassoc")
+INNER = inner(FAST)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _along_row(source, weights, channels, out):
     """Convolves ``source``, a row with five pixels of margin at each end."""
     n = out.size
@@ -29,7 +30,7 @@ def _along_row(source, weights, channels, out):
         out[e] = near + w2 * (p2[e] + p8[e]) + w1 * (p1[e] + p9[e]) + w0 * (p0[e] + p10[e])
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _down_columns(ring, newest, weights, out):
     """Convolves eleven rows, the newest of which is ``ring[newest]``, into one."""
     p0, p1, p2 = ring[(newest + 1) % TAPS], ring[(newest + 2) % TAPS], ring[(newest + 3) % TAPS]
@@ -42,7 +43,7 @@ def _down_columns(ring, newest, weights, out):
         out[e] = near + w2 * (p2[e] + p8[e]) + w1 * (p1[e] + p9[e]) + w0 * (p0[e] + p10[e])
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _similarity(mean, constants, slopes):
     """The sum of SSIM over a row; ``slopes`` becomes its derivatives, ``ssim.cu`` says which."""
     c1, c2, two = constants[0], constants[1], constants[2]
@@ -61,13 +62,13 @@ def _similarity(mean, constants, slopes):
     return total
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _clear(row):
     for e in range(row.size):
         row[e] = 0
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _read_row(x, y, side, lines):
     """Puts a, d, a^2 and d^2 of a row into ``lines`` behind their margins; returns the sum of the differences."""
     l1 = 0.0
@@ -79,7 +80,7 @@ def _read_row(x, y, side, lines):
     return l1
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _fwd_band(x, y, channels, weights, constants, first, end, slopes, sums):
     """Rows ``first`` to ``end`` of the pictures x and y [H, W * C]."""
     height, columns = x.shape
@@ -104,7 +105,7 @@ def _fwd_band(x, y, channels, weights, constants, first, end, slopes, sums):
     sums[0], sums[1] = l1, total
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _mixed(x, y, found, shares, grad):
     """A row of the gradient from the convolved slopes."""
     of_l1, of_ssim, two, none = shares[0], shares[1], shares[2], shares[3]
@@ -114,7 +115,7 @@ def _mixed(x, y, found, shares, grad):
         grad[e] = (of_l1 if d > 0 else -of_l1 if d < 0 else none) - of_ssim * slope
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _bwd_band(x, y, channels, weights, shares, first, end, slopes, grad):
     """Rows ``first`` to ``end`` of the gradient [H, W * C]."""
     height, columns = x.shape

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-FAST: Any = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
+from hotlap.kernels.compiled import fast, inner
+
+FAST = fast("contract", "nsz", "reassoc")
+INNER = inner(FAST)
 FLOOR = np.float32(1e-6)
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _place(pixel, scale, limit, side, bilinear):
     """The pixel before, the one after and the share of that, along one axis of a map."""
     inside = pixel if pixel > 0 else np.float32(0)
@@ -21,7 +22,7 @@ def _place(pixel, scale, limit, side, bilinear):
     return before, min(before + 1, side - 1), share
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _read(image, pixel, scales, limit, bilinear, out):
     """What a map [H, W, C] holds at a pixel [2]."""
     left, right, dx = _place(pixel[0], scales[0], limit, image.shape[1], bilinear)
@@ -36,7 +37,7 @@ def _read(image, pixel, scales, limit, bilinear, out):
         out[k] = w00 * a[k] + w01 * b[k] + w10 * c[k] + w11 * d[k]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _moments(found, most, mean, deviation):
     """Maximum, mean and deviation of found [V, C] over the views."""
     views = found.shape[0]
@@ -70,7 +71,7 @@ def pool_fwd_kernel(begin, end, image, pixels, scales, limit, bilinear, divisor,
         _moments(found, row[:channels], row[total : total + channels], row[2 * total : 2 * total + channels])
 
 
-@njit(**FAST)
+@njit(**INNER)
 def _spread(image, pixel, scales, limit, bilinear, v, v_image):
     """Adds a gradient v [C] of what was read to that of the map; returns the slopes by column and row of the map."""
     left, right, dx = _place(pixel[0], scales[0], limit, image.shape[1], bilinear)
