@@ -10,6 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("fixed", derandomize=True, database=None)
+settings.load_profile("fixed")  # the same examples in every run; --hypothesis-profile default looks for new ones
 
 # Before torch is imported, here and in every process that tests start. Threads that wait for one another go to sleep:
 # where more of them than cores run, as with two test processes side by side, those that spin keep the others from

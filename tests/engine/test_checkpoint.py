@@ -264,6 +264,18 @@ def test_a_renamed_copy_is_read_with_a_warning(store, tmp_path):
         store.load(tmp_path / "newer.pt")
 
 
+def test_any_flipped_bit_in_the_end_of_the_archive_is_found(store):
+    """Where zipfile raises errors of its own."""
+    filled(store, 1)
+    newest = filled(store, 2)[-1]
+    content = newest.read_bytes()
+    for place in range(8 * (len(content) - 98), 8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        newest.write_bytes(flipped)
+        assert store.load().step == 1
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_and_any_lost_tail_is_found(tmp_path, data):
