@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 
 from hotlap.data.micrograph import pictures_in, read_pictures
 from hotlap.data.picture_file import UnreadablePicture
+from hotlap.data.png16 import read_png16
 from hotlap.data.tiff import write_tiff
 
 
@@ -52,6 +53,23 @@ def test_colour_of_16_bits_keeps_them(tmp_path, channels):
     np.testing.assert_array_equal(got, values[..., : 1 if channels == 2 else 3])
     (tmp_path / "a.tif").write_bytes(write_tiff(values[..., :3] if channels > 2 else values[..., 0]))
     np.testing.assert_array_equal(one(tmp_path / "a.tif").pixels, got)
+
+
+@pytest.mark.parametrize("kinds", [(0,), (1, 2), (4,), (3, 4), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 12), (12, 1), (2, 2), (7, 20), (20, 7)])
+def test_16_bits_of_any_size_by_any_filter(size, kinds):
+    values = np.random.default_rng(1).integers(0, 65536, (*size, 3)).astype(np.uint16)
+    np.testing.assert_array_equal(read_png16(png16(values, kinds)), values)
+
+
+def test_a_filter_that_there_is_not_is_named():
+    content = png16(np.ones((2, 2, 3), np.uint16), (0,))
+    start = content.index(b"IDAT") + 4
+    packed = bytearray(zlib.decompress(content[start:-16]))
+    packed[13] = 5
+    bad = content[: start - 8] + chunk(b"IDAT", zlib.compress(bytes(packed))) + content[-12:]
+    with pytest.raises(ValueError, match="a row has the filter 5"):
+        read_png16(bad)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,8 @@ def read_png16(content: bytes) -> np.ndarray:  # [H, W, channels] uint16
     if len(raw) < height * (row + 1):
         raise ValueError(f"image file is truncated: {len(raw)} of {height * (row + 1)} bytes")
     lines = np.frombuffer(raw, np.uint8).reshape(height, row + 1)
-    made = np.zeros((height + 1, row), np.uint8)
-    for n in range(height):
-        made[n + 1] = _unfilter(int(lines[n, 0]), lines[n, 1:], made[n], channels * 2)
-    return made[1:].view(">u2").reshape(height, width, channels).astype(np.uint16)
+    made = _unfiltered(lines[:, 0], lines[:, 1:].reshape(height, width, channels * 2))
+    return made.view(">u2").astype(np.uint16)
 
 
 def _data_chunks(content: bytes) -> list[bytes]:
@@ -53,24 +51,29 @@ def _data_chunks(content: bytes) -> list[bytes]:
     return found
 
 
-def _unfilter(kind: int, line: np.ndarray, above: np.ndarray, step: int) -> np.ndarray:
-    """A row of bytes from what is stored of it, which is its difference from its neighbours."""
-    if kind == 0:
-        return line
-    if kind == 2:
-        return line + above
-    if kind == 1:
-        return np.cumsum(line.reshape(-1, step), axis=0, dtype=np.uint8).reshape(-1)
-    if kind not in (3, 4):
-        raise ValueError(f"a row has the filter {kind}")
-    stored, up, out = line.tolist(), above.tolist(), [0] * len(line)
-    for n, value in enumerate(stored):
-        left = out[n - step] if n >= step else 0
-        if kind == 3:
-            guess = (left + up[n]) >> 1
-        else:
-            corner = up[n - step] if n >= step else 0
-            to_left, to_up, to_corner = abs(up[n] - corner), abs(left - corner), abs(left + up[n] - 2 * corner)
-            guess = left if to_left <= to_up and to_left <= to_corner else up[n] if to_up <= to_corner else corner
-        out[n] = (value + guess) & 255
-    return np.array(out, np.uint8)
+def _unfiltered(kinds: np.ndarray, stored: np.ndarray) -> np.ndarray:  # [H], [H, W, bytes] -> [H, W, bytes]
+    """The bytes of a picture from what is stored of them: how they differ from those to the left and in the row above.
+
+    So pixels wait for their neighbours, but never for those on the same diagonal, which are worked out together.
+    """
+    height, width, step = stored.shape
+    if (unknown := kinds[kinds > 4]).size:
+        raise ValueError(f"a row has the filter {unknown[0]}")
+    if not kinds.any():
+        return stored
+    made = np.zeros((height + 1, width + 1, step), np.uint8)  # nothing above the first row and left of it
+    made[1:, 1:] = stored
+    pixels = made.reshape(-1, step)
+    for diagonal in range(height + width - 1):
+        first, last = max(0, diagonal - width + 1), min(height - 1, diagonal)
+        begin = (first + 1) * (width + 1) + diagonal - first + 1
+        end = begin + (last - first) * width + 1  # a row down and a pixel left is a row's width on
+        back = (1, width + 1, width + 2)
+        left, up, corner = (pixels[begin - n : end - n : width].astype(np.int16) for n in back)
+        to_left, to_up, to_corner = np.abs(up - corner), np.abs(left - corner), np.abs(left + up - 2 * corner)
+        nearer = np.where(to_up <= to_corner, up, corner)
+        nearest = np.where((to_left <= to_up) & (to_left <= to_corner), left, nearer)
+        guesses = [np.zeros_like(left), left, up, (left + up) >> 1, nearest]
+        guess: np.ndarray = np.choose(kinds[first : last + 1, None], guesses)
+        pixels[begin:end:width] += guess.astype(np.uint8)
+    return made[1:, 1:].copy()
