@@ -59,10 +59,15 @@ def _unfiltered(kinds: np.ndarray, stored: np.ndarray) -> np.ndarray:  # [H], [H
     height, width, step = stored.shape
     if (unknown := kinds[kinds > 4]).size:
         raise ValueError(f"a row has the filter {unknown[0]}")
-    if not kinds.any():
-        return stored
     made = np.zeros((height + 1, width + 1, step), np.uint8)  # nothing above the first row and left of it
     made[1:, 1:] = stored
+    if kinds.max() <= 2:  # one neighbour at most: a row at a time is ten times as fast
+        for above, here, kind in zip(made[:-1], made[1:], kinds, strict=True):
+            if kind == 1:
+                np.cumsum(here, axis=0, dtype=np.uint8, out=here)
+            elif kind == 2:
+                here += above
+        return made[1:, 1:].copy()
     pixels = made.reshape(-1, step)
     for diagonal in range(height + width - 1):
         first, last = max(0, diagonal - width + 1), min(height - 1, diagonal)
