@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.gate import PLAIN, GateKeeper, relative_error, rounded, trajectory_error, worst_error
+from hotlap.measure.distances import relative_error, trajectory_error, worst_error
+from hotlap.measure.gate import PLAIN, GateKeeper, rounded
 from hotlap.measure.worker import explain
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.workload import Agreement
@@ -68,7 +69,9 @@ def test_right_answers_are_green(build, shape, arm, mode):
     gate = keeper(build, shape, mode).judge(parse_arm(arm))
     assert gate.passed, red(gate)
     assert gate.arm == arm
-    names = ["outputs", "same class"] + (["gradients", "worst gradient", "loss trajectory"] * (mode == "train"))
+    points = ["gradient direction", "gradient size"] * (arm == "cpu:bf16")
+    training = ["gradients", "worst gradient", *points, "loss trajectory"]
+    names = ["outputs", "same class"] + (training if mode == "train" else [])
     assert [check.name for check in gate.checks] == names
     assert all(0 <= check.error <= check.allowed for check in gate.checks)
     assert "float64 on the CPU, batch 4" in gate.reference
