@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from hotlap.base.errors import StorageError, UnknownName
+from hotlap.tools.serve.job_runner import JobRunner
 from hotlap.tools.serve.jobs import JobStore
 
 FILES = [("a.png", b"one"), ("b.png", b"two"), ("c.png", b"three")]
@@ -104,3 +108,22 @@ def test_two_services_cannot_share_the_jobs_of_one_file(tmp_path, monkeypatch):
     assert states(first, job) == ["running", "waiting", "waiting"]
     first.close()
     JobStore(tmp_path / "jobs.sqlite").close()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_runner_that_is_woken_and_told_to_end_at_once_ends(store, turns):
+    service = SimpleNamespace(settings=SimpleNamespace(queue_rows=8), is_ready=False)
+
+    async def ends() -> bool:
+        runner = JobRunner(service, store, look_s=30.0)
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.05)
+        runner.wake()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=5)
+        running.cancel()
+        return bool(done)
+
+    assert asyncio.run(ends())

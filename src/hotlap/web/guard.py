@@ -111,7 +111,8 @@ class Guard:
             if whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), self._settings.idle_s)
+                async with asyncio.timeout(self._settings.idle_s):
+                    message = await receive()
             except TimeoutError:
                 raise TooSlow from None
             if message["type"] == "http.request":

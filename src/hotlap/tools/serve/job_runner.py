@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -70,10 +71,11 @@ class JobRunner:
                 await asyncio.sleep(self._look_s)
 
     async def _wait(self) -> None:
-        try:
-            await asyncio.wait_for(self._woken.wait(), self._look_s)
-        except TimeoutError:
-            return
+        # Not asyncio.wait_for: before Python 3.12 that forgets a cancellation which comes with the waking, and the
+        # service that ends would wait for this for ever.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._look_s):
+                await self._woken.wait()
 
     async def _run_one(self, work: Work) -> None:
         try:
