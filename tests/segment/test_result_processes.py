@@ -134,6 +134,14 @@ def test_a_picture_without_an_answer_is_named_and_the_rest_goes_on(folder, not_h
     assert "the network's answer is NaN at 8192 of 8192 places" in reason and answer.num_images == NUM - 1
 
 
+def lives(process):
+    """Whether it still works; it may be gone in the moment it is asked."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_forks(processes, seat):
     """Ends every process that answers, once there is one."""
     (mother,) = processes.pids()
@@ -141,7 +149,7 @@ def kill_forks(processes, seat):
         time.sleep(0.01)
     for fork in forks:
         fork.kill()
-    while any(fork.is_running() and fork.status() != psutil.STATUS_ZOMBIE for fork in forks):
+    while any(map(lives, forks)):
         time.sleep(0.01)
 
 
