@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, FittedNet, InstanceNorm, conv_norm, init_he
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, FittedNet, InstanceNorm, init_he
 
 STEM = 64
 EXPANSION = 4
@@ -23,12 +23,12 @@ class HRNet(FittedNet):
 
     def __init__(self, *, in_channels: int = 3, maps: int = 1, width: int = 48) -> None:
         super().__init__()
-        self.stem = nn.Sequential(conv_norm(in_channels, STEM, 3, stride=2), conv_norm(STEM, STEM, 3, stride=2))
+        self.stem = nn.Sequential(ConvNorm(in_channels, STEM, 3, stride=2), ConvNorm(STEM, STEM, 3, stride=2))
         wide = STEM * EXPANSION
         self.first = nn.Sequential(_Bottleneck(STEM), *(_Bottleneck(wide) for _ in range(BLOCKS - 1)))
         widths = [width << level for level in range(len(MODULES) + 1)]
-        self.entries = nn.ModuleList([conv_norm(wide, widths[0], 3), conv_norm(wide, widths[1], 3, stride=2)])
-        self.deeper = nn.ModuleList(conv_norm(w, 2 * w, 3, stride=2) for w in widths[1:-1])
+        self.entries = nn.ModuleList([ConvNorm(wide, widths[0], 3), ConvNorm(wide, widths[1], 3, stride=2)])
+        self.deeper = nn.ModuleList(ConvNorm(w, 2 * w, 3, stride=2) for w in widths[1:-1])
         self.stages = nn.ModuleList(
             nn.Sequential(*(_Exchange(widths[: number + 2]) for _ in range(modules)))
             for number, modules in enumerate(MODULES)
@@ -57,14 +57,16 @@ class _Bottleneck(nn.Module):
         super().__init__()
         after = STEM * EXPANSION
         self.body = nn.Sequential(
-            conv_norm(before, STEM, 1),
-            conv_norm(STEM, STEM, 3),
-            conv_norm(STEM, after, 1, relu=False, gain=RESIDUAL_GAIN),
+            ConvNorm(before, STEM, 1),
+            ConvNorm(STEM, STEM, 3),
+            ConvNorm(STEM, after, 1, relu=False, gain=RESIDUAL_GAIN),
         )
-        self.shortcut = conv_norm(before, after, 1, relu=False) if before != after else nn.Identity()
+        self.shortcut = ConvNorm(before, after, 1, relu=False) if before != after else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
+        narrow, across, wide = self.body
+        out: Tensor = wide(across(narrow(x)), self.shortcut(x), relu=True)
+        return out
 
 
 class _Basic(nn.Module):
@@ -72,12 +74,12 @@ class _Basic(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            conv_norm(width, width, 3), conv_norm(width, width, 3, relu=False, gain=RESIDUAL_GAIN)
-        )
+        self.body = nn.Sequential(ConvNorm(width, width, 3), ConvNorm(width, width, 3, relu=False, gain=RESIDUAL_GAIN))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + x)
+        first, second = self.body
+        out: Tensor = second(first(x), x, relu=True)
+        return out
 
 
 class _Exchange(nn.Module):
@@ -90,11 +92,11 @@ class _Exchange(nn.Module):
         for to, after in enumerate(widths):
             for of, before in enumerate(widths):
                 if of > to:
-                    self.paths[f"{of}_{to}"] = conv_norm(before, after, 1, relu=False)
+                    self.paths[f"{of}_{to}"] = ConvNorm(before, after, 1, relu=False)
                 elif of < to:
-                    halvings = [conv_norm(before, before, 3, stride=2) for _ in range(to - of - 1)]
+                    halvings = [ConvNorm(before, before, 3, stride=2) for _ in range(to - of - 1)]
                     self.paths[f"{of}_{to}"] = nn.Sequential(
-                        *halvings, conv_norm(before, after, 3, stride=2, relu=False)
+                        *halvings, ConvNorm(before, after, 3, stride=2, relu=False)
                     )
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -105,9 +107,16 @@ class _Exchange(nn.Module):
         size = seen[to].shape[-2:]
         total = seen[to]
         for of, x in enumerate(seen):
-            if of != to:
-                part = self.paths[f"{of}_{to}"](x)
-                total = total + (_enlarged(part, size) if of > to else part)
+            if of == to:
+                continue
+            path = self.paths[f"{of}_{to}"]
+            if isinstance(path, ConvNorm):
+                total = total + _enlarged(path(x), size)
+            else:
+                *halvings, last = path.children()
+                for halve in halvings:
+                    x = halve(x)
+                total = last(x, total)
         return total
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, Gate, GatedUNet, conv_norm, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, mean_and_max
 
 DEPTHS = (2, 2, 3, 3)
 """Blocks of the encoder's levels; each level is twice as wide as the one above."""
@@ -28,7 +28,7 @@ class MAResUNet(GatedUNet):
     def __init__(self, *, in_channels: int = 3, maps: int = 1, width: int = 64) -> None:
         super().__init__()
         widths = [width << level for level in range(len(DEPTHS))]
-        self.stem = conv_norm(in_channels, width, 7)
+        self.stem = ConvNorm(in_channels, width, 7)
         self.encoders = nn.ModuleList(
             nn.Sequential(_Block(a, b), *(_Block(b, b) for _ in range(depth - 1)))
             for a, b, depth in zip([width, *widths], widths, DEPTHS, strict=False)
@@ -48,18 +48,20 @@ class _Block(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            conv_norm(before, after, 3),
+            ConvNorm(before, after, 3),
             nn.Dropout2d(DROPOUT),
-            conv_norm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
+            ConvNorm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
         )
         self.triplet = _Triplet()
-        self.fusion = conv_norm(after, after, 1, gain=RESIDUAL_GAIN)
-        self.shortcut = conv_norm(before, after, 1, relu=False) if before != after else nn.Identity()
+        self.fusion = ConvNorm(after, after, 1, gain=RESIDUAL_GAIN)
+        self.shortcut = ConvNorm(before, after, 1, relu=False) if before != after else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.body(x)
         out = out + self.fusion(self.triplet(out * torch.sigmoid(-_standardised(out))))
-        return F.relu(out + self.shortcut(x))
+        if isinstance(self.shortcut, ConvNorm):
+            return self.shortcut(x, out, relu=True)
+        return F.relu(out + x)
 
 
 def _standardised(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, Gate, GatedUNet, conv_norm, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, mean_and_max
 
 RATIOS = (1, 2, 4, 8, 32 / 3)
 """Widths of the levels over the first one's; the bottleneck is twice as wide as the last."""
@@ -22,7 +22,7 @@ class ResUNetSmall(GatedUNet):
     def __init__(self, *, in_channels: int = 3, maps: int = 1, width: int = 48) -> None:
         super().__init__()
         widths = [round(width * ratio) for ratio in RATIOS]
-        self.stem = nn.Sequential(conv_norm(in_channels, width, 7), nn.Dropout2d(DROPOUT / 2))
+        self.stem = nn.Sequential(ConvNorm(in_channels, width, 7), nn.Dropout2d(DROPOUT / 2))
         self.encoders = nn.ModuleList(_Block(a, b) for a, b in zip([width, *widths], widths, strict=False))
         deepest = 2 * widths[-1]
         strong = 1.2 * DROPOUT
@@ -42,9 +42,9 @@ class _Block(nn.Module):
     def __init__(self, before: int, after: int, dropout: float = DROPOUT) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            conv_norm(before, after, 3),
+            ConvNorm(before, after, 3),
             nn.Dropout2d(dropout / 2),
-            conv_norm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
+            ConvNorm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
             nn.Dropout2d(dropout),
         )
         self.shortcut = nn.Conv2d(before, after, 1, bias=False) if before != after else nn.Identity()
@@ -59,7 +59,12 @@ class _Block(nn.Module):
         self.place = _Place()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.body(x) + self.shortcut(x))
+        first, less, second, fewer = self.body
+        inner = less(first(x))
+        if self.training:
+            out = F.relu(fewer(second(inner)) + self.shortcut(x))
+        else:
+            out = second(inner, self.shortcut(x), relu=True)
         return self.place(out * self.channels(out.mean((2, 3)))[:, :, None, None])
 
 
