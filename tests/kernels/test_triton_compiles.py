@@ -19,6 +19,17 @@ POOL = {
     **dict.fromkeys(("num_points", "width", "height", "channels", "pitch", "total", "offset"), "i32"),
     **dict.fromkeys(("x_scale", "y_scale", "limit"), "fp32"),
 }  # fmt: skip
+IMAGE = {
+    **dict.fromkeys(("x", "residual", "out", "v_out", "cut", "v_x", "v_residual"), "*bf16"),
+    **dict.fromkeys(("base", "part0", "part1", "part2"), "*bf16"),
+    **dict.fromkeys(("weight", "bias", "parts", "kept"), "*fp32"), "eps": "fp32",
+    **dict.fromkeys(("num_pixels", "channels", "part", "num_parts", "written", "height", "width", "groups"), "i32"),
+    **dict.fromkeys(("high0", "wide0", "high1", "wide1", "high2", "wide2"), "i32"),
+}  # fmt: skip
+LYING = {"LAST": True, "BY_EIGHT": True, "BLOCK_P": 64, "BLOCK_C": 64}
+STANDING = {"LAST": False, "BY_EIGHT": False, "BLOCK_P": 4096, "BLOCK_C": 1}
+BEHIND = {"RELU": True, "RESIDUAL": True}
+ROWS = {"BLOCK_W": 32, "BLOCK_C": 64, "LAST": True, "BY_EIGHT": True}
 MIXED = {"RELU": True, "RESIDUAL": True, "SAVE": True}
 LOCAL = {"SPLIT": True, "PRECISION": "ieee", "GRAPHS": 8, "BLOCK_V": 64, "BLOCK_O": 64}
 VIEWED = {"VIEWS": 3, "DIVISOR": 1, "BLOCK_P": 16, "BLOCK_C": 64}
@@ -38,6 +49,20 @@ WANTED = {"WANT_MAP": True, "WANT_PIXELS": True}
         ("view_pool", "view_pool_fwd_kernel", POOL, {**VIEWED, "BILINEAR": False}),
         ("view_pool", "view_pool_bwd_kernel", POOL, {**VIEWED, **WANTED, "BILINEAR": True}),
         ("view_pool", "view_pool_bwd_kernel", POOL, {**VIEWED, **WANTED, "BILINEAR": False}),
+        *[
+            ("instance_norm", f"instance_norm_{name}_kernel", IMAGE, {**layout, **more})
+            for layout in (LYING, STANDING)
+            for name, more in (
+                ("sums", {}),
+                ("fwd", {**BEHIND, "KEEP": True, "BLOCK_S": 64}),
+                ("bwd_sums", {"RELU": True}),
+                ("bwd", {**BEHIND, "BLOCK_S": 64}),
+            )
+        ],
+        ("channel_pool", "channel_pool_fwd_kernel", IMAGE, LYING),
+        ("channel_pool", "channel_pool_fwd_kernel", IMAGE, STANDING),
+        ("enlarge", "enlarge_fwd_kernel", IMAGE, {**ROWS, "PARTS": 3, "RELU": True}),
+        ("enlarge", "enlarge_fwd_kernel", IMAGE, {**ROWS, "LAST": False, "BLOCK_C": 1, "PARTS": 1, "RELU": False}),
     ],
 )
 def test_compiles_for_cards(op, kernel, types, settings):

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, FittedNet, InstanceNorm, init_he
+from hotlap.kernels.enlarge.op import enlarge
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, FittedNet, InstanceNorm, WithKernels, init_he
 
 STEM = 64
 EXPANSION = 4
@@ -82,7 +83,7 @@ class _Basic(nn.Module):
         return out
 
 
-class _Exchange(nn.Module):
+class _Exchange(WithKernels):
     """Each branch by itself through four blocks, then each as the sum of what all of them see at its resolution."""
 
     def __init__(self, widths: list[int]) -> None:
@@ -101,23 +102,21 @@ class _Exchange(nn.Module):
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
         seen = [branch(x) for branch, x in zip(self.branches, inputs, strict=True)]
-        return [F.relu(self._sum_at(to, seen)) for to in range(len(seen))]
+        return [self._sum_at(to, seen) for to in range(len(seen))]
 
     def _sum_at(self, to: int, seen: list[Tensor]) -> Tensor:
-        size = seen[to].shape[-2:]
         total = seen[to]
-        for of, x in enumerate(seen):
-            if of == to:
-                continue
-            path = self.paths[f"{of}_{to}"]
-            if isinstance(path, ConvNorm):
-                total = total + _enlarged(path(x), size)
-            else:
-                *halvings, last = path.children()
-                for halve in halvings:
-                    x = halve(x)
-                total = last(x, total)
-        return total
+        for of, x in enumerate(seen[:to]):
+            *halvings, last = self.paths[f"{of}_{to}"].children()
+            for halve in halvings:
+                x = halve(x)
+            total = last(x, total)
+        parts = [self.paths[f"{of}_{to}"](seen[of]) for of in range(to + 1, len(seen))]
+        if self.kernels and parts:
+            return enlarge(total, parts, relu=True)
+        for part in parts:
+            total = total + _enlarged(part, total.shape[-2:])
+        return F.relu(total)
 
 
 def _enlarged(x: Tensor, size: torch.Size) -> Tensor:

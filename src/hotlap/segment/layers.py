@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotlap.kernels.channel_pool.op import channel_pool
 from hotlap.kernels.instance_norm.op import instance_norm
 
 RESIDUAL_GAIN = 0.2
@@ -13,7 +14,17 @@ RESIDUAL_GAIN = 0.2
 move by 30 % when it is computed in bfloat16, with 0.2 by 5 %."""
 
 
-class InstanceNorm(nn.InstanceNorm2d):
+class WithKernels(nn.Module):
+    """A layer that plain torch computes, or kernels of ours, where they can run: the same but for rounding."""
+
+    kernels = False
+
+    def use_kernels(self) -> None:
+        """From now on by kernels."""
+        self.kernels = True
+
+
+class InstanceNorm(WithKernels, nn.InstanceNorm2d):
     """Each channel of each image with mean 0 and variance 1, then scaled and shifted; any layout, any size from 1x1.
 
     A ``residual`` is added to that, and a ``relu`` cuts it off at 0.
@@ -25,11 +36,6 @@ class InstanceNorm(nn.InstanceNorm2d):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, affine=True)
-        self.kernels = False
-
-    def use_kernels(self) -> None:
-        """From now on the first kernel that can run where the images are does it all."""
-        self.kernels = True
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:  # [n, C, H, W] each
         if self.kernels:
@@ -98,9 +104,13 @@ class ConvNorm(nn.Sequential):
         return out
 
 
-def mean_and_max(x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, 2, H, W]
+class MeanAndMax(WithKernels):
     """Mean and maximum over the channels."""
-    return torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, 2, H, W]
+        if self.kernels:
+            return channel_pool(x)
+        return torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
 
 
 class Gate(nn.Module):

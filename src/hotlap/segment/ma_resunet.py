@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, mean_and_max
+from hotlap.kernels.instance_norm.op import instance_norm
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, MeanAndMax, WithKernels
 
 DEPTHS = (2, 2, 3, 3)
 """Blocks of the encoder's levels; each level is twice as wide as the one above."""
@@ -52,26 +53,32 @@ class _Block(nn.Module):
             nn.Dropout2d(DROPOUT),
             ConvNorm(after, after, 3, relu=False, gain=RESIDUAL_GAIN),
         )
+        self.low = _Low()
         self.triplet = _Triplet()
         self.fusion = ConvNorm(after, after, 1, gain=RESIDUAL_GAIN)
         self.shortcut = ConvNorm(before, after, 1, relu=False) if before != after else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.body(x)
-        out = out + self.fusion(self.triplet(out * torch.sigmoid(-_standardised(out))))
+        out = out + self.fusion(self.triplet(self.low(out)))
         if isinstance(self.shortcut, ConvNorm):
             return self.shortcut(x, out, relu=True)
         return F.relu(out + x)
 
 
-def _standardised(x: Tensor) -> Tensor:
-    """Each channel of each image with mean 0 and variance about 1; a gate by it favours what is low."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
-    return ((wide - mean) * torch.rsqrt(var + CALM)).to(x.dtype)
+class _Low(WithKernels):
+    """Each number weighed by how low it is among those of its channel and image: a gate without weights."""
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W]
+        if self.kernels:
+            zero = torch.zeros(x.shape[1], device=x.device)
+            return x * torch.sigmoid(instance_norm(x, zero - 1, zero, eps=CALM))
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        var, mean = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)
+        return x * torch.sigmoid(-((wide - mean) * torch.rsqrt(var + CALM)).to(x.dtype))
 
 
-class _Triplet(nn.Module):
+class _Triplet(WithKernels):
     """Pixels weighed by three sigmoids: of their row, of their column and of what surrounds them.
 
     The seven taps lie along the profile; across it, as first published, six of them would only ever see padding.
@@ -79,14 +86,34 @@ class _Triplet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.pool = MeanAndMax()
         self.rows = nn.Conv2d(2, 1, (7, 1), padding=(3, 0), bias=False)
         self.columns = nn.Conv2d(2, 1, (1, 7), padding=(0, 3), bias=False)
         self.places = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = torch.sigmoid(self.rows(mean_and_max(x.mean(3, keepdim=True))))  # [n, 1, H, 1]
-        columns = torch.sigmoid(self.columns(mean_and_max(x.mean(2, keepdim=True))))  # [n, 1, 1, W]
-        return x * (rows * columns * torch.sigmoid(self.places(mean_and_max(x))))
+        by_row, by_column = self._profiles(x)
+        rows = torch.sigmoid(self.rows(self.pool(by_row)))  # [n, 1, H, 1]
+        columns = torch.sigmoid(self.columns(self.pool(by_column)))  # [n, 1, 1, W]
+        return x * (rows * columns * torch.sigmoid(self.places(self.pool(x))))
+
+    def _profiles(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means over each row [n, C, H, 1] and over each column [n, C, 1, W]."""
+        if not self.kernels or x.is_contiguous():
+            return x.mean(3, keepdim=True), x.mean(2, keepdim=True)
+        # Where channels lie side by side torch's means read a number at a time; matrix products read rows.
+        n, channels, height, width = x.shape
+        rows = _mean(x.permute(0, 2, 3, 1))  # [n, H, 1, C]
+        columns = _mean(x.permute(0, 2, 3, 1).reshape(n, height, -1)).view(n, 1, width, channels)
+        return rows.permute(0, 3, 1, 2), columns.permute(0, 3, 1, 2)
+
+
+def _mean(x: Tensor) -> Tensor:  # [..., N, M] -> [..., 1, M]
+    """The mean over the last dimension but one, as a matrix product."""
+    count = x.shape[-2]
+    # A power of two rounds nothing, and keeps the sum of 16-bit numbers within their range.
+    share = 2.0 ** -(count - 1).bit_length()
+    return (x.new_full((1, count), share) @ x) * (1 / (share * count))
 
 
 class _SelfAttention(nn.Module):

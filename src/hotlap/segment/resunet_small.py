@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, mean_and_max
+from hotlap.segment.layers import RESIDUAL_GAIN, ConvNorm, Gate, GatedUNet, MeanAndMax
 
 RATIOS = (1, 2, 4, 8, 32 / 3)
 """Widths of the levels over the first one's; the bottleneck is twice as wide as the last."""
@@ -73,7 +73,8 @@ class _Place(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.pool = MeanAndMax()
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.conv(mean_and_max(x)))
+        return x * torch.sigmoid(self.conv(self.pool(x)))

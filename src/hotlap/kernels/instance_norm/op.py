@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hotlap.base.shapes import bind_dims
 from hotlap.kernels.choose import Choice, choose
+from hotlap.kernels.images import as_layout, layout_of
 from hotlap.kernels.instance_norm import triton
 from hotlap.kernels.instance_norm.reference import instance_norm_ref
 
@@ -46,8 +47,8 @@ def instance_norm(
         return instance_norm_ref(x, weight, bias, eps=eps, residual=residual, relu=relu)
     given = (x, weight, bias) if residual is None else (x, weight, bias, residual)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    dense = _laid_out(x, _layout(x))
-    more = None if residual is None else _laid_out(residual.to(x.dtype), _layout(dense))
+    dense = as_layout(x, layout_of(x))
+    more = None if residual is None else as_layout(residual.to(x.dtype), layout_of(dense))
     return _norm(dense, weight, bias, more, eps, relu, keep)[0]
 
 
@@ -59,16 +60,6 @@ def instance_norm_choice(device: torch.device, dtype: torch.dtype, impl: str = "
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pick(impl: str, device: torch.device, dtype: torch.dtype) -> str:
     return instance_norm_choice(device, dtype, impl).impl
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    """How the numbers of an image lie; what has gaps is put together in torch's usual order."""
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _laid_out(x: Tensor, layout: torch.memory_format) -> Tensor:
-    return x.contiguous(memory_format=layout)
 
 
 @torch.library.custom_op("hotlap::instance_norm", mutates_args=())
@@ -121,7 +112,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, v_out: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, out, kept = ctx.saved_tensors
-    v_out = _laid_out(v_out, _layout(x))
+    v_out = as_layout(v_out, layout_of(x))
     # Without a cut the residual's gradient is the result's own.
     split = ctx.residual and out is not None
     v_x, sums, v_residual = _norm_back(v_out, x, weight, out, kept, split)

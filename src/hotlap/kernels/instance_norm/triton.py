@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotlap.kernels.images import WARPS, why_not_triton
+
 NUMBERS = 4096
 """Pixels times channels that a program has in hand at a time: 16 for each of 256 threads."""
-WARPS = 8
 CHANNELS = 64
 """Of a program, where the channels of a pixel lie side by side."""
 MOST_PARTS = 64
 """Of the sums of one channel: each program that writes adds them up anew."""
-LEAST_BLOCKS = 2
+LEAST_BLOCKS = 4
 """Of numbers in a part. How an image is cut up does not depend on how many there are: it is the same in any batch."""
-WRITTEN = 16
-"""Blocks of numbers that a writing program goes through, so that adding up parts is little beside it."""
+WRITERS = 32
+"""Programs that write an image's block of channels, if each then has from two to MOST_WRITTEN blocks of numbers."""
+MOST_WRITTEN = 16
+"""So many that adding up parts is little beside them."""
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str:
-    """Why this implementation cannot run on such images; '' if it can."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the tensors are on {device.type} and TRITON_INTERPRET is not 1"
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"{str(dtype).removeprefix('torch.')} is not among float32, float16 and bfloat16"
-    return ""
+why_not = why_not_triton
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,10 @@ def _plan(images: int, channels: int, pixels: int, *, last: bool, small: bool) -
     block_p = max(1, min(numbers // block_c, 1 << (pixels - 1).bit_length()))
     groups = (-(-channels // block_c), images)
     part = max(-(-pixels // (MOST_PARTS * block_p)), LEAST_BLOCKS) * block_p
-    settings = {"LAST": last, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": WARPS}
-    return Plan((pixels, channels), part, -(-pixels // part), WRITTEN * block_p, groups, settings)
+    written = max(2, min(MOST_WRITTEN, pixels // (WRITERS * block_p))) * block_p
+    by_eight = channels % 8 == 0
+    settings = {"LAST": last, "BY_EIGHT": by_eight, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": WARPS}
+    return Plan((pixels, channels), part, -(-pixels // part), written, groups, settings)
 
 
 def norm(

@@ -11,8 +11,13 @@ import triton.language as tl
 
 
 @triton.jit
-def _block(num_pixels, channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Where the program's channels begin, how far pixels are apart, the places of a block, and the channels."""
+def _block(num_pixels, channels, LAST: tl.constexpr, BY_EIGHT: tl.constexpr,
+           BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    """Where the program's channels begin, how far pixels are apart, the places of a block, its pixels and channels, and
+    how many of these there are: by the eight they are read by the eight, Triton looks for sixteen only.
+    """
+    if BY_EIGHT:
+        channels = tl.multiple_of(channels, 8)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     image = tl.program_id(2).to(tl.int64) * num_pixels * channels
     p = tl.arange(0, BLOCK_P)
@@ -22,7 +27,7 @@ def _block(num_pixels, channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOC
     else:
         begin, step = image + tl.program_id(1).to(tl.int64) * num_pixels, 1
         place = p[:, None] + tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.int32)
-    return begin, step, place, p, c
+    return begin, step, place, p, c, channels
 
 
 @triton.jit
@@ -36,13 +41,14 @@ def _slope(v_out, cut, place, inside, RELU: tl.constexpr):
 
 @triton.jit
 def instance_norm_sums_kernel(
-    x, parts, num_pixels, channels, part, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
-):
+    x, parts, num_pixels, channels, part,
+    LAST: tl.constexpr, BY_EIGHT: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """Mean, and sum of squared distances from it, of one part of the pixels: [n, parts, 2, C].
 
     Distances are taken from the mean of the first block, so that a mean far from 0 costs no digits.
     """
-    begin, step, place, p, c = _block(num_pixels, channels, LAST, BLOCK_P, BLOCK_C)
+    begin, step, place, p, c, channels = _block(num_pixels, channels, LAST, BY_EIGHT, BLOCK_P, BLOCK_C)
     real = c < channels
     first = tl.program_id(0) * part
     end = tl.minimum(first + part, num_pixels)
@@ -69,10 +75,10 @@ def instance_norm_sums_kernel(
 @triton.jit
 def instance_norm_fwd_kernel(
     x, weight, bias, residual, parts, out, kept, num_pixels, channels, part, num_parts, written, eps,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr, LAST: tl.constexpr,
+    RELU: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr, LAST: tl.constexpr, BY_EIGHT: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    begin, step, place, p, c = _block(num_pixels, channels, LAST, BLOCK_P, BLOCK_C)
+    begin, step, place, p, c, channels = _block(num_pixels, channels, LAST, BY_EIGHT, BLOCK_P, BLOCK_C)
     real = c < channels
     s = tl.arange(0, BLOCK_S)
     known = (s < num_parts)[:, None] & real[None, :]
@@ -85,7 +91,7 @@ def instance_norm_fwd_kernel(
     inverse = tl.rsqrt(tl.sum(squares, 0) / num_pixels + eps)
     if KEEP:
         there = kept + tl.program_id(2).to(tl.int64) * 2 * channels + c
-        one = real & (tl.program_id(0) == 0)
+        one = c < tl.where(tl.program_id(0) == 0, channels, 0)
         tl.store(there, mean, mask=one)
         tl.store(there + channels, inverse, mask=one)
     scale = inverse * tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
@@ -108,10 +114,10 @@ def instance_norm_fwd_kernel(
 @triton.jit
 def instance_norm_bwd_sums_kernel(
     v_out, x, cut, kept, parts, num_pixels, channels, part,
-    RELU: tl.constexpr, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    RELU: tl.constexpr, LAST: tl.constexpr, BY_EIGHT: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient, and of it times the normalised numbers, of one part of the pixels: [n, parts, 2, C]."""
-    begin, step, place, p, c = _block(num_pixels, channels, LAST, BLOCK_P, BLOCK_C)
+    begin, step, place, p, c, channels = _block(num_pixels, channels, LAST, BY_EIGHT, BLOCK_P, BLOCK_C)
     real = c < channels
     there = kept + tl.program_id(2).to(tl.int64) * 2 * channels + c
     mean = tl.load(there, mask=real, other=0.0)
@@ -136,10 +142,10 @@ def instance_norm_bwd_sums_kernel(
 @triton.jit
 def instance_norm_bwd_kernel(
     v_out, x, cut, kept, weight, parts, v_x, v_residual, num_pixels, channels, num_parts, written,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr,
+    RELU: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, BY_EIGHT: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    begin, step, place, p, c = _block(num_pixels, channels, LAST, BLOCK_P, BLOCK_C)
+    begin, step, place, p, c, channels = _block(num_pixels, channels, LAST, BY_EIGHT, BLOCK_P, BLOCK_C)
     real = c < channels
     there = kept + tl.program_id(2).to(tl.int64) * 2 * channels + c
     mean = tl.load(there, mask=real, other=0.0)

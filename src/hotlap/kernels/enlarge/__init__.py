@@ -1,0 +1,1 @@
+"""Small maps enlarged and added to a large one, in one pass over it."""
