@@ -29,4 +29,6 @@ def test_a_true_gradient_of_zero_is_measured_against_its_share_of_the_whole():
 
 def test_losses_are_compared_step_by_step():
     assert trajectory_error([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert trajectory_error([8.0, 1.4, 1.0], [8.0, 1.0, 1.0]) == pytest.approx(0.05)  # after a steep step, over the 8
+    assert trajectory_error([8.0, 1.0, 1.4], [8.0, 1.0, 1.0]) == pytest.approx(0.4)  # the step behind it counts in full
     assert trajectory_error([1.0, math.inf], [1.0, 2.0]) == math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,12 @@ def worst_error(got: dict[str, Tensor], truth: dict[str, Tensor]) -> tuple[float
 
 
 def trajectory_error(losses: list[float], truth: list[float]) -> float:
-    """The largest relative difference of two runs of losses."""
+    """The largest difference of two runs of losses, over the true loss or the one before it, whichever is larger.
+
+    A step that takes most of a loss away takes digits of it, too: a fresh ResNet-18 that meets its first pictures again
+    falls from 6.46 to 1.19, and right programs in bfloat16 end there 3% of that apart.
+    """
     if not all(math.isfinite(loss) for loss in losses):
         return math.inf
-    return max(abs(loss - want) / max(abs(want), 1e-12) for loss, want in zip(losses, truth, strict=True))
+    sizes = [max(abs(before), abs(want), 1e-12) for before, want in itertools.pairwise([truth[0], *truth])]
+    return max(abs(loss - want) / size for loss, want, size in zip(losses, truth, sizes, strict=True))

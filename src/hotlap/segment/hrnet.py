@@ -17,7 +17,7 @@ MODULES = (1, 4, 3)
 """Modules of the stages with two, three and four branches."""
 
 
-class HRNet(FittedNet):
+class HRNet(WithKernels, FittedNet):
     """Scores of each pixel, made at a quarter of the size and enlarged; width 48, one map: 65,846,401 weights."""
 
     stride = 32
@@ -47,7 +47,10 @@ class HRNet(FittedNet):
                 branches.append(self.deeper[number - 1](branches[-1]))
             branches = stage(branches)
         size = branches[0].shape[-2:]
-        joined = torch.cat([branches[0], *(_enlarged(branch, size) for branch in branches[1:])], 1)
+        kind = image.device.type
+        # Autocast would enlarge in float32, and write twice as much of the same numbers.
+        with torch.autocast(kind, enabled=not self.kernels and torch.is_autocast_enabled(kind)):
+            joined = torch.cat([branches[0], *(_enlarged(branch, size) for branch in branches[1:])], 1)
         return F.interpolate(self.head(joined), scale_factor=4, mode="bilinear", align_corners=False)
 
 

@@ -38,7 +38,8 @@ def _enlarged(part, high, wide, image, channels, y, x, height, width, c, inside,
     return over * (1 - down) + under * down
 
 
-@triton.jit
+# A side of one pixel would be compiled as the constant 1, which is no tensor to compute with.
+@triton.jit(do_not_specialize=["high0", "wide0", "high1", "wide1", "high2", "wide2", "height", "width"])
 def enlarge_fwd_kernel(
     base, part0, high0, wide0, part1, high1, wide1, part2, high2, wide2, out, height, width, channels, groups,
     PARTS: tl.constexpr, RELU: tl.constexpr, LAST: tl.constexpr, BY_EIGHT: tl.constexpr,
