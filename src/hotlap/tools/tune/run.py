@@ -249,7 +249,10 @@ class _Run:
 
     def _saved(self) -> None:
         self._save()
-        self.emit(Event(kind="result", task="tune", data={"rows": headline_rows(self.lab.rows, self.lab.gates)}))
+        self.emit(Event(kind="result", task="tune", data={"rows": self._table()}))
+
+    def _table(self) -> list[dict[str, Any]]:
+        return headline_rows(self.lab.rows, self.lab.gates, self.goal)
 
     def _snapshot(self) -> RunRecord:
         lab = self.lab

@@ -18,6 +18,7 @@ from hotlap.tools.tune.search import CLOSE
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner that its last run put behind another; a lap passes it on."""
+RIGHT, WRONG = "right", "wrong answer"
 
 
 def give_verdict(
@@ -94,9 +95,15 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     return lines + [f"{arm}: {note}" for arm, note in broken.items()]
 
 
-def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dict[str, Any]]:
-    """The configurations as a table shows them, fastest first, those that did not run last."""
+def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> list[dict[str, Any]]:
+    """The configurations as a table shows them, fastest first, those that did not run last.
+
+    The best by ``goal`` is marked: of those that are known to answer rightly, or, before any is, of all that may yet.
+    """
     known = estimates(rows)
+    answers = {config: _answer(gates.get(numeric_class(config.arm))) for config in known}
+    ranked = [one.config for one in goal.order(known.values()) if answers[one.config]["status"] != WRONG]
+    best = min(ranked, key=lambda config: answers[config]["status"] != RIGHT, default=None)
     found = [
         {
             "arm": config.arm,
@@ -106,7 +113,8 @@ def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dic
             "p95_ms": one.p95_ms if one.supports_p95 else None,
             "peak_bytes": one.peak_bytes,
             "processes": one.num_processes,
-            **_answer(gates.get(numeric_class(config.arm))),
+            "is_best": config == best,
+            **answers[config],
         }
         for config, one in sorted(known.items(), key=lambda item: -item[1].rate)
     ]
@@ -120,4 +128,4 @@ def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dic
 def _answer(gate: GateRow | None) -> dict[str, Any]:
     if gate is None:
         return {"status": "not judged", "error": None}
-    return {"status": "right" if gate.passed else "wrong answer", "error": gate.error}
+    return {"status": RIGHT if gate.passed else WRONG, "error": gate.error}
