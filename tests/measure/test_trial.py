@@ -9,7 +9,8 @@ from torch import nn
 from hotlap.base.errors import UsageError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import fingerprint, model_hash, signature
-from hotlap.measure.process import quiet
+from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
+from hotlap.measure.process import quiet, run_job
 from hotlap.measure.session import Session, gradients_by_name, has_attention
 from hotlap.measure.trial import trial
 from hotlap.targets import load_target
@@ -75,6 +76,62 @@ def test_the_worst_case_is_what_is_run_and_the_optimizer_too(monkeypatch):
     found = trial(job(batch=5, tail=2), quiet)
     assert set(workload.worst) == {5, 2} and found.tail_batch == 2
     assert (5, True) in workload.steps and workload.steps[-1] == (5, True), "a full step runs after the tail as well"
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+class Fine(nn.Linear):
+    pass
+
+class Breaks(nn.Linear):
+    def forward(self, x):
+        print(end="")
+        return super().forward(x)
+
+class Again(nn.Linear):
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x) * (1 if self.count < 50 else 1.0)
+
+class GivesUp(nn.Linear):
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not this one")
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "compiles", "breaks", "again"),
+    [
+        ("Fine", True, False, False),
+        ("Breaks", True, True, False),
+        ("Again", True, False, True),
+        ("GivesUp", False, False, False),
+    ],
+)
+def test_what_the_compiler_does_is_counted(folder, monkeypatch, name, compiles, breaks, again):
+    (folder / "compiled.py").write_text(COMPILED + f"\ndef net():\n    return {name}(4, 3)\n")
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", dynamic=False))
+    found = trial(job(target="compiled.py:net", mode="infer", arm="cpu:compile", seconds=0.2), quiet)
+    seen = (found.num_graphs > 0, found.num_breaks > 0, found.num_recompiles > 0)
+    assert seen == (compiles, breaks, again)
+
+
+@pytest.mark.skipif(not can_fork(), reason="fresh processes only")
+def test_the_last_run_in_a_fresh_process_counts_the_memory_that_a_forked_trial_does(folder):
+    """Modules that torch imports late were a hundred megabytes, and stood in the curve as what a batch takes."""
+    with Nursery(COMPILERS) as nursery:
+        forked = run_job({"job": "trial", **job()}, timeout_s=120.0, nursery=nursery)
+        assert not nursery.notes
+    fresh = run_job({"job": "trial", **job()}, timeout_s=120.0)
+    grown = [answer["memory"]["host_rss_bytes"] for answer in (forked, fresh)]
+    assert abs(grown[1] - grown[0]) < 64 * 2**20, "what code and allocator take once more is less than this"
 
 
 @pytest.mark.gpu

@@ -91,8 +91,8 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
     lines += [f"refused {what}: {why}" for what, why in refused.items()]
-    broken = {row.arm: note for row in rows for note in row.notes if note.startswith("torch.compile")}
-    return lines + [f"{arm}: {note}" for arm, note in broken.items()]
+    compiler = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith("torch.compile")]
+    return lines + list(dict.fromkeys(compiler))
 
 
 def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> list[dict[str, Any]]:
