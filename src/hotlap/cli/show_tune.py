@@ -122,7 +122,8 @@ def show_tune(record: RunRecord, console: Console) -> None:
     rows = [decode(Row, row) for row in found.get("rows", [])]
     gates = {gate.arm: gate for gate in (decode(GateRow, gate) for gate in found.get("gates", []))}
     goal = Goal(record.config.get("objective", ""), record.config.get("p95_ms"))
-    console.print(tune_table(headline_rows(rows, gates, goal), found.get("winner"), width=console.width))
+    if rows:
+        console.print(tune_table(headline_rows(rows, gates, goal), found.get("winner"), width=console.width))
     spent, budget = found.get("spent_s"), found.get("budget_s")
     console.print(
         Text(f"  spent {format_s(spent)} of {format_s(budget)}; objective: {found.get('goal', '')}", style="dim")

@@ -383,6 +383,14 @@ def test_the_command_line_and_the_function(capsys, monkeypatch):
     assert record.config_sources["mode"] == "the call" and found(record)["stored"]
 
 
+@pytest.mark.usefixtures("jobs_in_process")
+def test_a_model_without_anything_to_train_is_told_what_can_be_done_with_it(folder, capsys):
+    (folder / "fixed.py").write_text(TINY + "\ndef fixed():\n    return mlp().requires_grad_(False)\n")
+    assert command(["tune", "fixed.py:fixed", "--input", "4", "--for", "train", "--batch", "4", "--arms", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "the model of 'fixed' has no parameters that can be trained" in err and "'hotlap tune --for infer'" in err
+
+
 @pytest.mark.usefixtures("folder", "jobs_in_process")
 def test_a_dry_run_tells_what_would_be_tried(capsys):
     assert command(["tune", "tiny.py:mlp", "--input", "4", "--dry-run"]) == 0

@@ -23,7 +23,7 @@ from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import GateRow, Row, estimates
+from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
@@ -187,6 +187,20 @@ def test_a_winner_whose_last_run_fell_behind_is_told():
     told, quiet = (" ".join(searched(machine).verdict.lines) for machine in (Busy(), Machine()))
     assert re.search(r"was slower than its trials; cuda\S* at batch \d+ had [\d,.]+ samples/s in its own", told)
     assert "was slower" not in quiet
+
+
+@pytest.mark.parametrize(
+    ("objective", "last_ms", "is_told"),
+    [("memory", 1.08, False), ("memory", 1.3, True), ("throughput", 1.08, True), ("latency", 1.3, False)],
+)
+def test_how_far_a_last_run_may_fall_depends_on_the_goal(objective, last_ms, is_told):
+    """The leanest may be slower by a twentieth, but not by more: that would be no longer what was asked for."""
+    lean = [Row(stage="batch", arm="cpu", batch=8, rung=0, wall_ms=[ms], peak_bytes=1) for ms in (1.0, last_ms)]
+    fast = Row(stage="batch", arm="cpu", batch=16, rung=0, wall_ms=[2.0], peak_bytes=2)
+    gates = {"cpu": GateRow(arm="cpu", passed=True, error=0.1)}
+    outcome = Outcome(lean[0].config, lean[1], [])
+    verdict = give_verdict(TuneConfig(target="x"), Goal(objective), [*lean, fast], gates, outcome, "complete", "")
+    assert any("cpu at batch 16 had 8,000 samples/s in its own" in line for line in verdict.lines) == is_told
 
 
 def test_a_verdict_without_a_winner_says_what_was_missing():

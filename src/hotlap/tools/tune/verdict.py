@@ -11,7 +11,7 @@ from hotlap.base.format import format_bytes, format_count, format_ms, format_per
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
-from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import CLOSE
@@ -66,12 +66,13 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
 
 
 def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
-    """Says that the winner's last run put it behind another right configuration, which the table shows above it."""
+    """Says that the winner's last run put it behind another right one, which the table shows above it, by too much."""
     right = {name for name, gate in gates.items() if gate.passed}
     ranked = goal.order(one for one in estimates(rows).values() if numeric_class(one.config.arm) in right)
-    if goal.objective != "throughput" or not ranked or ranked[0].rate <= (1 + CLOSE) * winner.rate:
+    first = max(ranked, key=lambda one: one.rate, default=winner)
+    tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
+    if winner.rate >= tolerated * first.rate:
         return []
-    first = ranked[0]
     return [
         f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} "
         "in its own. Other work on this machine may be why: search again when it is idle"
