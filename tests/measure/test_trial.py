@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -162,6 +164,23 @@ def test_the_hash_follows_the_source_and_the_sizes(folder):
     assert hashed(width=7) != first
     (folder / "net.py").write_text(NET + "\n# a change\n")
     assert hashed() != first
+
+
+def test_the_hash_follows_functions_that_the_model_uses_and_not_what_it_does_not(folder, monkeypatch):
+    (folder / "house").mkdir()
+    (folder / "house" / "__init__.py").write_text("")
+    (folder / "house" / "ops.py").write_text("from house import deep\ndef act(x):\n    return deep.same(x)\n")
+    (folder / "house" / "deep.py").write_text("def same(x):\n    return x\n")
+    (folder / "house" / "other.py").write_text("def unused(x):\n    return x\n")
+    (folder / "net.py").write_text("import json\nfrom house.ops import act\n" + NET)
+    first = hashed()
+    assert hashed() == first
+    (folder / "house" / "other.py").write_text("# a change\n")
+    assert hashed() == first
+    (folder / "house" / "deep.py").write_text("def same(x):\n    return x + 0\n")
+    assert hashed() != first
+    for name in [name for name in sys.modules if name.partition(".")[0] == "house"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_the_signature_has_every_tensor_but_not_the_batch():

@@ -112,9 +112,11 @@ def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, m
         return real(job, **options)
 
     monkeypatch.setattr(lab, "run_job", killed_at_the_sixth)
+    told = []
     with pytest.raises(KeyboardInterrupt):
-        tune(config(mode="infer"))
+        tune(config(mode="infer"), told.append)
     cut = load_record(next(Path("runs").glob("*/*")))
+    assert [event.text for event in told if event.kind == "warn"] == [cut.verdict.headline]
     assert cut.status == "interrupted" and f"--resume {Path(cut.path).parent}" in cut.verdict.headline
     before = found(cut)["rows"]
     monkeypatch.setattr(sys, "argv", ["hotlap", "tune", "--resume"])

@@ -71,7 +71,9 @@ def _search(run: _Run) -> RunRecord:
     try:
         run.search()
     except KeyboardInterrupt:
-        run.close("interrupted", f"Interrupted; --resume {run.folder} goes on without repeating a trial.")
+        how = f"Interrupted; 'hotlap tune --resume {run.folder}' goes on without repeating a trial."
+        run.close("interrupted", how)
+        run.emit(events.warn(how))
         raise
     except HotlapError as error:
         run.close("failed", str(error))
