@@ -146,7 +146,7 @@ def test_attention_can_be_held_to_one_implementation():
             getattr(backends, f"enable_{switch}_sdp")(value)
 
 
-ODD = """
+ODD = '''
 import torch
 from torch import nn
 
@@ -172,6 +172,16 @@ class Attentive(nn.Module):
             x = layer(x)
         return x.mean(1)
 
+class Normed(nn.Module):
+    """The first norm goes into the convolution, the last has none to go into, as in a DenseNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten())
+
+    def forward(self, x):
+        return self.layers(x)
+
 class Kernelled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -182,7 +192,7 @@ class Kernelled(nn.Module):
 
     def forward(self, x):
         return self.head(x) * self.scale
-"""
+'''
 
 
 @pytest.fixture
@@ -218,3 +228,9 @@ def test_attention_is_seen_in_a_server(odd):
 def test_kernels_of_ours_are_seen(odd, kernels):
     seen = watch(train_job(target="odd.py:Kernelled", input=("4",), batch=4, kernels=kernels), quiet)
     assert (seen.num_kernels > 0) == kernels
+
+
+@pytest.mark.parametrize(("arm", "count"), [("cpu", 0), ("cpu:folded", 1)])
+def test_norms_that_are_gone_are_counted_though_others_stay(odd, arm, count):
+    job = {"mode": "infer", "target": "odd.py:Normed", "inputs": ["3x8x8"], "arm": arm, "batch": 3, "seed": 0}
+    assert watch(job, quiet).num_folded == count

@@ -24,6 +24,7 @@ from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import allowed_attention, pick_device
 from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.folded import NORMS
 from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
@@ -65,8 +66,8 @@ class Observed:
     keeps_memory: bool = False
     why_not: str = ""
     """Why passes are not recorded, where they were to be."""
-    num_norms: int = 0
-    """Calls of BatchNorm layers."""
+    num_folded: int = 0
+    """BatchNorm layers that the model was built with and no longer has; norms that follow no convolution stay."""
     num_padded: int = 0
     """Calls of convolutions that compute with more channels than they have."""
     num_shuffled: int = 0
@@ -86,6 +87,8 @@ class Observer:
 
     def __init__(self, *, training: bool) -> None:
         self.training = training
+        self.model: nn.Module | None = None
+        self.norms: set[nn.Module] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -96,10 +99,11 @@ class Observer:
         self.sdpa: list[str] | None = None
         self.layouts: list[bool] = []
         self.compiled: list[bool] = []
-        self.num_norms, self.num_padded, self.num_shuffled, self.num_unbiased = 0, 0, 0, 0
+        self.num_padded, self.num_shuffled, self.num_unbiased = 0, 0, 0
         self.num_kernels, self.num_recomputed = 0, 0
 
     def attach(self, model: nn.Module) -> nn.Module:
+        self.model, self.norms = model, {m for m in model.modules() if isinstance(m, NORMS)}
         model.register_forward_pre_hook(self._enter, with_kwargs=True)
         for module in model.modules():
             if not list(module.children()):
@@ -134,7 +138,6 @@ class Observer:
             return
         if not torch.compiler.is_compiling():
             self.num_recomputed += torch._C._current_graph_task_id() != OUTSIDE_BACKWARD
-        self.num_norms += isinstance(module, nn.modules.batchnorm._BatchNorm)
         self.num_padded += isinstance(module, PaddedConv2d)
         self.num_shuffled += isinstance(module, ShuffledConvTranspose2d)
         self.num_unbiased += isinstance(module, tuple(CONVOLUTIONS.values()))
@@ -158,7 +161,7 @@ class Observer:
             fused=fused,
             num_replays=num_replays,
             keeps_memory=is_memory_kept(),
-            num_norms=self.num_norms,
+            num_folded=len(self.norms - set(self.model.modules())) if self.model is not None else 0,
             num_padded=self.num_padded,
             num_shuffled=self.num_shuffled,
             num_unbiased=self.num_unbiased,

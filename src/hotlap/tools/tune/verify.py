@@ -124,8 +124,9 @@ def _option_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
     if arm.kernels:
         count = seen["num_kernels"]
         found.append(_check("kernels", count > 0, f"{count} layers ran with kernels of ours", "on"))
-    if arm.folded:
-        found.append(_check("folded", not seen["num_norms"], f"{seen['num_norms']} norms ran", "no norms"))
+    if arm.folded or seen["num_folded"]:
+        count = seen["num_folded"]
+        found.append(_check("folded", bool(count) == arm.folded, f"{count} norms folded", _word(arm.folded)))
     for word, asked in (("padded", arm.padded), ("shuffled", arm.shuffled), ("unbiased", arm.unbiased)):
         count = seen[f"num_{word}"]
         if asked or count:
