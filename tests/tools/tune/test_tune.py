@@ -22,9 +22,7 @@ from hotlap.records.tuned import ProfileStore, only_search, read_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.rows import Config, GateRow, Row
-from hotlap.tools.tune.verdict import give_verdict
 
 TINY = """
 from torch import nn
@@ -99,6 +97,14 @@ def test_a_batch_above_the_number_of_samples_is_cut_and_told(jobs_in_process, mo
     assert {row["batch"] for row in found(record)["rows"]} == {10}
     told = [event.text for event in heard if event.kind == "warn"]
     assert "batch = 16 is above the number of training samples: 10 is tried" in told
+
+
+@pytest.mark.usefixtures("folder")
+def test_sizes_of_a_list_that_are_left_out_are_told(jobs_in_process):
+    heard = []
+    record = tune(config(batches=(4, 64, 128), max_batch=16, arms=("cpu",)), heard.append)
+    assert {row["batch"] for row in found(record)["rows"]} == {4}
+    assert "batches = 64, 128 are left out: at most 16 is tried" in [e.text for e in heard if e.kind == "warn"]
 
 
 @pytest.mark.usefixtures("folder")
@@ -286,48 +292,6 @@ def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatc
     assert asked == [("trial", 0, nursery), ("trial", 3, None), ("gate", None, nursery)]
 
 
-@pytest.mark.parametrize(
-    ("given", "size"),
-    [({}, 4), ({"batch": 1}, 1), ({"max_batch": 2}, 2), ({"batches": (1, 3)}, 3), ({"batches": (8, 64)}, 4)],
-)
-def test_the_gate_takes_no_larger_batch_than_the_search_may(monkeypatch, given, size):
-    """A model that takes one sample at a time could not be judged otherwise, and then not be tuned."""
-    asked = []
-
-    def note(job, **options):
-        asked.append(job["batch"])
-        raise WorkerDied("it died")
-
-    monkeypatch.setattr(lab, "run_job", note)
-    budget = Budget(seconds=9, rung_seconds=0.1)
-    settings = config(**{"gate_batch": 4, "max_batch": None, **given})
-    lab.ProcessLab(settings, budget, saved=lambda: None, say=lambda text: None).gate(["cpu"])
-    assert asked == [size]
-
-
-@pytest.mark.parametrize(
-    ("counts", "note"),
-    [
-        ({"num_graphs": 0}, "torch.compile gave up on the model without a word, so that it ran as it is"),
-        ({"num_breaks": 1}, "torch.compile broke the graph 1 time"),
-        ({"num_recompiles": 2}, "torch.compile compiled again 2 times while steps were timed"),
-        ({"tail_graphs": 1}, "torch.compile made 1 more graph for the ragged tail"),
-        ({}, None),
-    ],
-)
-def test_what_the_compiler_did_is_told_in_the_row_and_in_the_verdict(monkeypatch, counts, note):
-    trial = {"arm": "cpu:compile", "batch": 4, "wall_ms": [1.0], "interval_ms": [1.0], "first_step_s": 1.0}
-    trial |= {"memory": {}, "num_graphs": 1, **counts}
-    monkeypatch.setattr(lab, "run_job", lambda job, **options: trial)
-    budget = Budget(seconds=9, rung_seconds=0.1)
-    laboratory = lab.ProcessLab(config(), budget, saved=lambda: None, say=lambda text: None)
-    row = laboratory.trial("compile", Config("cpu:compile", 4), rung=0, attempt=0, tail=3)
-    assert row.notes == ([note] if note else [])
-    both = dataclasses.replace(row, notes=["torch.compile is slow", *row.notes])
-    lines = give_verdict(config(), Goal("throughput"), [both, both], {}, None, "failed", "x").lines[1:]
-    assert lines == ["cpu:compile: torch.compile is slow", *([f"cpu:compile: {note}"] if note else [])]
-
-
 @pytest.mark.usefixtures("folder")
 def test_a_device_that_is_not_there_ends_the_search(monkeypatch, jobs_in_process):
     def gone(job, **options):
@@ -411,6 +375,7 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"budget": "soon"}, "budget = 'soon' is not a time"),
         ({"batch": 9, "max_batch": 8}, "batch = 9 is above max_batch = 8"),
         ({"batches": (4, 0)}, "batches = 0 is too small"),
+        ({"batch": 8, "batches": (16, 32)}, "batch = 8 and batches = 16, 32 cannot both hold"),
         ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
     ],
 )

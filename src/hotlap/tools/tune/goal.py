@@ -40,11 +40,13 @@ class Goal:
 
     def says(self) -> str:
         """The objective in words."""
-        if self.objective == "memory":
-            return f"the smallest peak memory with at least {MEMORY_SHARE:.0%} of the best throughput"
         if self.objective == "latency" and self.p95_ms is None:
             return "the shortest step"
         limit = f" with 95% of the steps within {self.p95_ms:g} ms" if self.p95_ms is not None else ""
+        if self.objective == "memory":
+            return f"the smallest peak memory with at least {MEMORY_SHARE:.0%} of the best throughput" + (
+                f", both{limit}" if limit else ""
+            )
         return f"the highest throughput{limit}"
 
 

@@ -63,6 +63,9 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         space = space_of(config, about)
         if config.batch is not None and space.batch < config.batch:
             emit(events.warn(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried"))
+        dropped = ", ".join(str(size) for size in config.batches if size > space.max_batch)
+        if dropped:
+            emit(events.warn(f"batches = {dropped} are left out: at most {space.max_batch} is tried"))
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
             return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
 
