@@ -10,7 +10,7 @@ from hotlap.base.errors import WorkerDied
 from hotlap.tools.tune import TuneConfig, lab
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import Config
+from hotlap.tools.tune.rows import Config, Row
 from hotlap.tools.tune.verdict import give_verdict
 
 
@@ -58,3 +58,17 @@ def test_what_the_compiler_did_is_told_in_the_row_and_in_the_verdict(monkeypatch
     both = dataclasses.replace(row, notes=["torch.compile is slow", *row.notes])
     lines = give_verdict(config(), Goal("throughput"), [both, both], {}, None, "failed", "x").lines[1:]
     assert lines == ["cpu:compile: torch.compile is slow", *([f"cpu:compile: {note}"] if note else [])]
+
+
+def test_the_verdict_says_why_an_arm_did_not_run_once_for_each():
+    def row(arm, status, batch=4):
+        return Row(stage="compile", arm=arm, batch=batch, rung=0, status=status, why=f"{arm} went wrong")
+
+    def told(*rows):
+        return give_verdict(config(), Goal("throughput"), rows, {}, None, "failed", "x").lines[1:]
+
+    assert told(row("cpu:compile", "failed"), row("cpu:compile", "failed", 8), row("cpu", "out of memory")) == [
+        "cpu:compile at batch 4 failed: cpu:compile went wrong"
+    ]
+    many = told(*(row(f"cpu:threads={count}", "timed out") for count in range(1, 8)))
+    assert len(many) == 5 and many[-1] == "and 3 more that did not run; the page has them"

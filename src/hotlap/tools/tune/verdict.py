@@ -19,6 +19,8 @@ from hotlap.tools.tune.search import CLOSE
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner that its last run put behind another; a lap passes it on."""
 RIGHT, WRONG = "right", "wrong answer"
+MOST_FAILURES = 4
+"""Reasons in the verdict for arms that did not run."""
 
 
 def give_verdict(
@@ -91,9 +93,20 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     ends = Counter(row.status for row in rows)
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
-    lines += [f"refused {what}: {why}" for what, why in refused.items()]
+    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows)
     compiler = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith("torch.compile")]
     return lines + list(dict.fromkeys(compiler))
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Why arms did not run, each once, where the table's word does not say it: of memory there is no more to say."""
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.why and not row.ok and row.status not in MEMORY_DEATHS:
+            first.setdefault((row.arm, row.status), row)
+    told = [f"{row.config} {row.status}: {row.why}" for row in first.values()]
+    more = [f"and {len(told) - MOST_FAILURES} more that did not run; the page has them"]
+    return told if len(told) <= MOST_FAILURES else told[:MOST_FAILURES] + more
 
 
 def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> list[dict[str, Any]]:
