@@ -105,7 +105,7 @@ class Workload:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise TargetError(
                 f"the model of {self.name!r} has no parameters that can be trained",
-                remedy="'hotlap bench --mode infer' times it without training",
+                remedy="'hotlap bench --mode infer' times it without training, 'hotlap tune --for infer' tunes it so",
             )
         return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
 

@@ -10,7 +10,7 @@ from torch import nn
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import GraphedPasses
-from hotlap.engine.parts import allow_attention
+from hotlap.engine.parts import allow_attention, allowed_attention
 from hotlap.engine.verify_job import Observer, watch
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
@@ -144,3 +144,93 @@ def test_attention_can_be_held_to_one_implementation():
     finally:
         for switch, value in zip(("math", "flash", "mem_efficient", "cudnn"), before, strict=True):
             getattr(backends, f"enable_{switch}_sdp")(value)
+
+
+ODD = '''
+import torch
+from torch import nn
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x.float()).abs()
+
+class Precise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(x.double())
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean(1)
+
+class Normed(nn.Module):
+    """The first norm goes into the convolution, the last has none to go into, as in a DenseNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten())
+
+    def forward(self, x):
+        return self.layers(x)
+
+class Kernelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.scale = nn.Linear(4, 3), 1.0
+
+    def use_kernels(self):
+        self.scale = 2.0
+
+    def forward(self, x):
+        return self.head(x) * self.scale
+'''
+
+
+@pytest.fixture
+def odd(folder):
+    (folder / "odd.py").write_text(ODD)
+    kinds = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
+    before = allowed_attention()
+    yield folder
+    for kind, word in kinds.items():
+        getattr(torch.backends.cuda, f"enable_{word}_sdp")(kind in before)
+
+
+@pytest.mark.parametrize(("arm", "format"), [("cpu", "float32"), ("cpu:bf16", "bfloat16")])
+@pytest.mark.parametrize("name", ["Spectrum", "Precise"])
+def test_where_no_layer_can_show_the_format_it_is_what_autocast_was_set_to(odd, name, arm, format):
+    """A model without such layers, or in float64, which autocast leaves alone, is no proof against its consumer."""
+    job = {"mode": "infer", "target": f"odd.py:{name}", "inputs": ["4"], "arm": arm, "batch": 3, "seed": 0}
+    assert watch(job, quiet).dtypes == [format]
+
+
+@pytest.mark.parametrize("settings", [{}, {"sdpa": "math", "recompute": "on"}])
+def test_attention_and_recomputation_are_seen_in_a_training(odd, settings):
+    seen = watch(train_job(target="odd.py:Attentive", input=("5x8",), batch=4, **settings), quiet)
+    assert (seen.sdpa == ["math"]) == bool(settings) and (seen.num_recomputed > 0) == bool(settings)
+
+
+def test_attention_is_seen_in_a_server(odd):
+    job = {"mode": "infer", "target": "odd.py:Attentive", "inputs": ["5x8"], "arm": "cpu:sdpa=math", "batch": 3}
+    assert watch({**job, "seed": 0}, quiet).sdpa == ["math"]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_kernels_of_ours_are_seen(odd, kernels):
+    seen = watch(train_job(target="odd.py:Kernelled", input=("4",), batch=4, kernels=kernels), quiet)
+    assert (seen.num_kernels > 0) == kernels
+
+
+@pytest.mark.parametrize(("arm", "count"), [("cpu", 0), ("cpu:folded", 1)])
+def test_norms_that_are_gone_are_counted_though_others_stay(odd, arm, count):
+    job = {"mode": "infer", "target": "odd.py:Normed", "inputs": ["3x8x8"], "arm": arm, "batch": 3, "seed": 0}
+    assert watch(job, quiet).num_folded == count

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from hotlap.base.errors import DataError, OutOfMemory, UsageError
+from hotlap.base.errors import DataError, OutOfMemory, TargetError, UsageError
 from hotlap.device.seed import generator
 from hotlap.measure.servable import ModelSpec
 from hotlap.measure.served_workload import LoadedWorkload, WorkloadServable, arm_on, decode_picture
@@ -182,3 +182,33 @@ def test_rows_of_several_requests_are_put_together_in_their_order(loaded):
     (got,) = loaded.begin([(images[:1],), (images[1:],)])()
     torch.testing.assert_close(got, want)
     loaded.resident([(images,)])()
+
+
+ONE_BY_ONE = """
+from torch import nn
+
+class OneByOne(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.view(1, 4))
+
+class Mean(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean()
+"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text(ONE_BY_ONE + "\ndef one():\n    return OneByOne(4, 3)\n\ndef mean():\n    return Mean(4, 3)\n")
+    return lambda name, rows: LoadedWorkload(load_target(f"{file}:{name}", {}, ["4"]), arm_on("", "cpu"), rows)
+
+
+def test_a_model_that_takes_one_sample_at_a_time_is_served_so(plain):
+    (out,) = plain("one", 1).run((torch.ones(1, 4),))
+    assert out.shape == (1, 3)
+
+
+def test_an_output_without_a_row_for_each_request_is_refused(plain):
+    with pytest.raises(TargetError, match=r"gave an output of shape \[\] for 4 rows"):
+        plain("mean", 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torch import nn
 from hotlap.base.errors import UsageError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import fingerprint, model_hash, signature
-from hotlap.measure.process import quiet
+from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
+from hotlap.measure.process import quiet, run_job
 from hotlap.measure.session import Session, gradients_by_name, has_attention
 from hotlap.measure.trial import trial
 from hotlap.targets import load_target
@@ -77,6 +80,62 @@ def test_the_worst_case_is_what_is_run_and_the_optimizer_too(monkeypatch):
     assert (5, True) in workload.steps and workload.steps[-1] == (5, True), "a full step runs after the tail as well"
 
 
+COMPILED = """
+import torch
+from torch import nn
+
+class Fine(nn.Linear):
+    pass
+
+class Breaks(nn.Linear):
+    def forward(self, x):
+        print(end="")
+        return super().forward(x)
+
+class Again(nn.Linear):
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x) * (1 if self.count < 50 else 1.0)
+
+class GivesUp(nn.Linear):
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("not this one")
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "compiles", "breaks", "again"),
+    [
+        ("Fine", True, False, False),
+        ("Breaks", True, True, False),
+        ("Again", True, False, True),
+        ("GivesUp", False, False, False),
+    ],
+)
+def test_what_the_compiler_does_is_counted(folder, monkeypatch, name, compiles, breaks, again):
+    (folder / "compiled.py").write_text(COMPILED + f"\ndef net():\n    return {name}(4, 3)\n")
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", dynamic=False))
+    found = trial(job(target="compiled.py:net", mode="infer", arm="cpu:compile", seconds=0.2), quiet)
+    seen = (found.num_graphs > 0, found.num_breaks > 0, found.num_recompiles > 0)
+    assert seen == (compiles, breaks, again)
+
+
+@pytest.mark.skipif(not can_fork(), reason="fresh processes only")
+def test_the_last_run_in_a_fresh_process_counts_the_memory_that_a_forked_trial_does(folder):
+    """Modules that torch imports late were a hundred megabytes, and stood in the curve as what a batch takes."""
+    with Nursery(COMPILERS) as nursery:
+        forked = run_job({"job": "trial", **job()}, timeout_s=120.0, nursery=nursery)
+        assert not nursery.notes
+    fresh = run_job({"job": "trial", **job()}, timeout_s=120.0)
+    grown = [answer["memory"]["host_rss_bytes"] for answer in (forked, fresh)]
+    assert abs(grown[1] - grown[0]) < 64 * 2**20, "what code and allocator take once more is less than this"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -105,6 +164,23 @@ def test_the_hash_follows_the_source_and_the_sizes(folder):
     assert hashed(width=7) != first
     (folder / "net.py").write_text(NET + "\n# a change\n")
     assert hashed() != first
+
+
+def test_the_hash_follows_functions_that_the_model_uses_and_not_what_it_does_not(folder, monkeypatch):
+    (folder / "house").mkdir()
+    (folder / "house" / "__init__.py").write_text("")
+    (folder / "house" / "ops.py").write_text("from house import deep\ndef act(x):\n    return deep.same(x)\n")
+    (folder / "house" / "deep.py").write_text("def same(x):\n    return x\n")
+    (folder / "house" / "other.py").write_text("def unused(x):\n    return x\n")
+    (folder / "net.py").write_text("import json\nfrom house.ops import act\n" + NET)
+    first = hashed()
+    assert hashed() == first
+    (folder / "house" / "other.py").write_text("# a change\n")
+    assert hashed() == first
+    (folder / "house" / "deep.py").write_text("def same(x):\n    return x + 0\n")
+    assert hashed() != first
+    for name in [name for name in sys.modules if name.partition(".")[0] == "house"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_the_signature_has_every_tensor_but_not_the_batch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -204,3 +205,17 @@ def test_two_searches_at_once_are_refused_where_the_store_cannot_be_written_too(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "store"))
     with only_search("cpu", "tuning x", store):  # nowhere to write: it runs without a lock
         pass
+
+
+def test_a_disk_without_room_for_a_name_still_holds_one_search_at_a_time(tmp_path, monkeypatch):
+    def full(handle, data, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    words = r"another search is running on cpu\."
+    with (
+        only_search("cpu", "tuning unet", tmp_path),
+        pytest.raises(EnvironmentUnusable, match=words),
+        only_search("cpu", "tuning x", tmp_path),
+    ):
+        pytest.fail("two searches at once")

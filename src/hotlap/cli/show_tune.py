@@ -59,14 +59,16 @@ class TuneDoor:
         if self._quiet or self._console.is_terminal or event.text == self._last:
             return
         self._last = event.text
-        best = self._rows[0] if self._rows and self._rows[0].get("rate") else None
+        best = next((row for row in self._rows if row.get("is_best")), None)
         told = f" (best so far {best['arm']} at batch {best['batch']}, {format_number(best['rate'])}/s)" if best else ""
         self._console.print(Text(f"tune: {self._line}{told}"), soft_wrap=True)
 
 
 def _in_sight(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest, the best among them or beneath them, and the last few failures."""
     ran = [row for row in rows if row.get("rate")]
-    return ran[:LIVE_ROWS] + [row for row in rows if not row.get("rate")][-LIVE_FAILURES:]
+    best = [row for row in ran[LIVE_ROWS:] if row.get("is_best")]  # by latency or memory it need not be a fast one
+    return ran[: LIVE_ROWS - len(best)] + best + [row for row in rows if not row.get("rate")][-LIVE_FAILURES:]
 
 
 def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None, *, width: int = 80) -> Table:
@@ -81,9 +83,8 @@ def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None,
     columns = ("arm", "batch", "samples/s", "a step", *(() if narrow else seldom), "error of\nallowed", "")
     for column in columns:
         table.add_column(column, justify="left" if column in ("arm", "") else "right", overflow="fold")
-    best = winner or next(({"arm": r["arm"], "batch": r["batch"]} for r in rows if r.get("status") == "right"), None)
     for row in rows:
-        chosen = best is not None and (row["arm"], row["batch"]) == (best["arm"], best["batch"])
+        chosen = (row["arm"], row["batch"]) == (winner["arm"], winner["batch"]) if winner else bool(row.get("is_best"))
         name, *figures = _cells(row, chosen, winner is not None)
         if narrow:
             del figures[3:5]
@@ -111,6 +112,7 @@ def _cells(row: dict[str, Any], chosen: bool, decided: bool) -> list[str | Text]
 def show_tune(record: RunRecord, console: Console) -> None:
     """What a search left: its table, and where the profile lies."""
     from hotlap.records.codec import decode
+    from hotlap.tools.tune.goal import Goal
     from hotlap.tools.tune.rows import GateRow, Row
     from hotlap.tools.tune.verdict import headline_rows
 
@@ -119,7 +121,9 @@ def show_tune(record: RunRecord, console: Console) -> None:
         return
     rows = [decode(Row, row) for row in found.get("rows", [])]
     gates = {gate.arm: gate for gate in (decode(GateRow, gate) for gate in found.get("gates", []))}
-    console.print(tune_table(headline_rows(rows, gates), found.get("winner"), width=console.width))
+    goal = Goal(record.config.get("objective", ""), record.config.get("p95_ms"))
+    if rows:
+        console.print(tune_table(headline_rows(rows, gates, goal), found.get("winner"), width=console.width))
     spent, budget = found.get("spent_s"), found.get("budget_s")
     console.print(
         Text(f"  spent {format_s(spent)} of {format_s(budget)}; objective: {found.get('goal', '')}", style="dim")

@@ -124,6 +124,18 @@ def allow_attention(kind: str) -> None:
     backends.enable_cudnn_sdp(kind == "cudnn")
 
 
+def allowed_attention() -> list[str]:
+    """The implementations that scaled-dot-product attention may use now, spelt as in an arm."""
+    backends = torch.backends.cuda
+    found = {
+        "math": backends.math_sdp_enabled(),
+        "flash": backends.flash_sdp_enabled(),
+        "efficient": backends.mem_efficient_sdp_enabled(),
+        "cudnn": backends.cudnn_sdp_enabled(),
+    }
+    return [kind for kind, on in found.items() if on]
+
+
 def build(
     workload: Workload, config: TrainConfig, device: torch.device, *, team: ProcessTeam | None, say: Say
 ) -> Parts:

@@ -105,6 +105,11 @@ class ArmSpec:
     def torch_device(self) -> str:
         return "cpu" if self.device == "cpu" else f"cuda:{self.index}"
 
+    @property
+    def numeric_class(self) -> str:
+        """The arm without what cannot change its answer: threads, kept memory and cuDNN's timing of its algorithms."""
+        return dataclasses.replace(self, threads=0, keep_memory=False, cudnn_benchmark=False).name
+
     def settings(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -8,6 +8,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base import events
@@ -84,11 +85,13 @@ def _device_facts(device: Any) -> tuple[str, int, int]:
 def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
     """A digest that changes with the source of the target, the workload or any module class, or a parameter's shape.
 
-    Modules of torch itself are left out: torch's version is part of the key.
+    Functions that those use count as well, where they are the user's own. Modules of torch itself are left out: torch's
+    version is part of the key.
     """
     classes = {type(workload), *(type(module) for module in model.modules())}
     files = {file for kind in classes if (file := _source_file(kind))}
     files |= {file for file in [_target_file(target)] if file}
+    files |= _files_used(files)
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(Path(file).name.encode() + Path(file).read_bytes())
@@ -96,6 +99,34 @@ def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
     return digest.hexdigest()[:16]
+
+
+def _files_used(files: set[str]) -> set[str]:
+    """The source files of the user's modules that those in ``files`` use, directly or through others."""
+    resolved = {str(Path(file).resolve()) for file in files}
+    waiting = [module for module in list(sys.modules.values()) if _own_file(module) in resolved]
+    found: dict[str, str] = {}
+    while waiting:
+        module = waiting.pop()
+        file = _own_file(module)
+        if not file or module.__name__ in found:
+            continue
+        found[module.__name__] = file
+        for value in list(vars(module).values()):
+            if isinstance(value, ModuleType):
+                waiting.append(value)
+            elif isinstance(value, (FunctionType, type)) and value.__module__ in sys.modules:
+                waiting.append(sys.modules[value.__module__])
+    return set(found.values()) - resolved
+
+
+def _own_file(module: ModuleType) -> str:
+    """The source file of a module that the user wrote; '' for Python's, for installed ones and for ours."""
+    path = Path(getattr(module, "__dict__", {}).get("__file__") or "")
+    top = getattr(module, "__name__", "").partition(".")[0]
+    if path.suffix != ".py" or top in ("hotlap", "torch") or top in sys.stdlib_module_names:
+        return ""
+    return "" if {"site-packages", "dist-packages"} & set(path.parts) else str(path.resolve())
 
 
 def _target_file(target: str) -> str:

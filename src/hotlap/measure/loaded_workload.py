@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import OutOfMemory, UsageError
+from hotlap.base.errors import OutOfMemory, TargetError, UsageError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
@@ -53,7 +53,8 @@ class LoadedWorkload:
         self._pads = bool(arm.graph or arm.compile)
         on_card = self._session.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._session.device) if on_card else None
-        example = self._session.place(workload.make_batch(2, torch.device("cpu"), generator(0)))
+        # No more than a full batch has: there are models that take one sample at a time.
+        example = self._session.place(workload.make_batch(min(2, rows), torch.device("cpu"), generator(0)))
         self._pattern, tensors = Pattern.of(example)
         self._places, names = self._find_inputs(example, tensors)
         self._others = [t[:1] for t in tensors]
@@ -112,6 +113,11 @@ class LoadedWorkload:
         columns = [self._column([part[i] for part in parts], size) for i in range(len(self._places))]
         batch = self._session.place(self._batch_of(columns, size))
         out = self._replay(batch, columns, size) if self._session.spec.graph else self._infer(batch, _shapes(columns))
+        if not out.ndim or out.shape[0] != size:
+            raise TargetError(
+                f"model {self._workload.name!r} gave an output of shape {list(out.shape)} for {size} rows",
+                expected="a row of output for each row of input, to be told apart by who asked",
+            )
         return self._returning(out[:num_rows])
 
     def resident(self, parts: Sequence[Rows]) -> Callable[[], None]:

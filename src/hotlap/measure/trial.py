@@ -6,6 +6,7 @@ the final form, the ragged tail of an epoch.
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 import time
@@ -15,7 +16,8 @@ from typing import Any
 from hotlap.device.memory import PeakMemory
 from hotlap.device.seed import generator
 from hotlap.device.timing import time_block
-from hotlap.measure.arms import parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.nursery import COMPILERS
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session
 from hotlap.measure.timed import ArmTimer, Protocol
@@ -59,6 +61,7 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
     import torch
 
+    _import_early(spec, job["mode"])
     begin = compile_counts()
     peak = PeakMemory(torch.device(spec.torch_device))
     session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
@@ -87,6 +90,15 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
         tail_graphs=compile_counts()[0] - during[0],
         notes=sorted(timer.flags),
     )
+
+
+def _import_early(spec: ArmSpec, mode: str) -> None:
+    """Imports what torch would import during the first steps, so that it does not count as memory that they took.
+
+    A forked process has it already: peaks of the last run, in a fresh one, would stand out from those of other batches.
+    """
+    for name in COMPILERS if spec.compile else COMPILERS[:1] if mode == "train" else ():
+        importlib.import_module(name)
 
 
 def _protocol(job: dict[str, Any]) -> Protocol:

@@ -222,11 +222,12 @@ def only_search(device: str, about: str, folder: Path | None = None) -> Iterator
         if not _try_lock(handle):
             holder = os.pread(handle, 500, 0).decode(errors="replace").strip()
             raise EnvironmentUnusable(
-                f"another search is running on {device} ({holder})",
+                f"another search is running on {device}" + (f" ({holder})" if holder else ""),
                 remedy="Wait for it: two searches at once would time each other",
             )
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()}, {about}".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk has no room for a name; the lock holds without
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()}, {about}".encode(), 0)
         yield
     finally:
         os.close(handle)

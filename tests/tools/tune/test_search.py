@@ -16,7 +16,7 @@ from hotlap.base.errors import ConfigError, UsageError
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.tune.budget import Budget, parse_budget
-from hotlap.tools.tune.goal import Goal, knee
+from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import Config, Row, estimate, estimates
 from hotlap.tools.tune.search import Search
@@ -414,11 +414,6 @@ def test_the_smallest_batch_of_a_plateau_is_preferred():
 
     ranked = Goal("throughput").order([at(8, 700), at(32, 995), at(64, 1000), at(128, 980)])
     assert [one.config.batch for one in ranked] == [32, 64, 128, 8]
-
-
-def test_the_knee_is_the_smallest_batch_with_nearly_the_best_rate():
-    assert knee([(1, 100.0), (2, 190.0), (4, 340.0), (8, 356.0), (16, 355.0)]) == 4
-    assert knee([]) is None
 
 
 @pytest.mark.parametrize(

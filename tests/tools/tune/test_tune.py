@@ -100,6 +100,14 @@ def test_a_batch_above_the_number_of_samples_is_cut_and_told(jobs_in_process, mo
 
 
 @pytest.mark.usefixtures("folder")
+def test_sizes_of_a_list_that_are_left_out_are_told(jobs_in_process):
+    heard = []
+    record = tune(config(batches=(4, 64, 128), max_batch=16, arms=("cpu",)), heard.append)
+    assert {row["batch"] for row in found(record)["rows"]} == {4}
+    assert "batches = 64, 128 are left out: at most 16 is tried" in [e.text for e in heard if e.kind == "warn"]
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, monkeypatch):
     calls, real = [], lab.run_job
 
@@ -110,9 +118,11 @@ def test_a_search_that_was_killed_goes_on_and_repeats_nothing(jobs_in_process, m
         return real(job, **options)
 
     monkeypatch.setattr(lab, "run_job", killed_at_the_sixth)
+    told = []
     with pytest.raises(KeyboardInterrupt):
-        tune(config(mode="infer"))
+        tune(config(mode="infer"), told.append)
     cut = load_record(next(Path("runs").glob("*/*")))
+    assert [event.text for event in told if event.kind == "warn"] == [cut.verdict.headline]
     assert cut.status == "interrupted" and f"--resume {Path(cut.path).parent}" in cut.verdict.headline
     before = found(cut)["rows"]
     monkeypatch.setattr(sys, "argv", ["hotlap", "tune", "--resume"])
@@ -339,6 +349,14 @@ def test_the_command_line_and_the_function(capsys, monkeypatch):
     assert record.config_sources["mode"] == "the call" and found(record)["stored"]
 
 
+@pytest.mark.usefixtures("jobs_in_process")
+def test_a_model_without_anything_to_train_is_told_what_can_be_done_with_it(folder, capsys):
+    (folder / "fixed.py").write_text(TINY + "\ndef fixed():\n    return mlp().requires_grad_(False)\n")
+    assert command(["tune", "fixed.py:fixed", "--input", "4", "--for", "train", "--batch", "4", "--arms", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "the model of 'fixed' has no parameters that can be trained" in err and "'hotlap tune --for infer'" in err
+
+
 @pytest.mark.usefixtures("folder", "jobs_in_process")
 def test_a_dry_run_tells_what_would_be_tried(capsys):
     assert command(["tune", "tiny.py:mlp", "--input", "4", "--dry-run"]) == 0
@@ -357,6 +375,7 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"budget": "soon"}, "budget = 'soon' is not a time"),
         ({"batch": 9, "max_batch": 8}, "batch = 9 is above max_batch = 8"),
         ({"batches": (4, 0)}, "batches = 0 is too small"),
+        ({"batch": 8, "batches": (16, 32)}, "batch = 8 and batches = 16, 32 cannot both hold"),
         ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
     ],
 )

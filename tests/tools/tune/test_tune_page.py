@@ -13,25 +13,29 @@ from test_search import CARD
 
 from hotlap.base.events import Event, advance, warn
 from hotlap.cli.show_tune import TuneDoor, tune_table
-from hotlap.records.codec import encode
+from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord
 from hotlap.tools.report import render
+from hotlap.tools.report.tune import tune_rows
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.protocol import numeric_class
+from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
 
+GOAL = Goal("throughput")
 
-def searched(machine, budget=900.0):
+
+def searched(machine, budget=900.0, goal=GOAL):
     """The record that a search on a simulated machine would leave."""
-    goal = Goal("throughput")
     space = make_space(CARD, mode="train", graphs="on", max_batch=1024)
     outcome = Search(space, machine, goal, Budget(seconds=budget, rung_seconds=0.5)).run()
-    config = TuneConfig(target="unet")
+    config = TuneConfig(target="unet", objective=goal.objective, p95_ms=goal.p95_ms)
     verdict = give_verdict(config, goal, machine.rows, machine.gates, outcome, "complete", "")
     found = {
         "goal": goal.says(), "rows": encode(machine.rows), "gates": encode(list(machine.gates.values())),
@@ -76,13 +80,24 @@ def test_the_knee_is_where_more_batch_gives_little(record):
     assert knee == min(row["batch"] for row in rows if row["rate"] >= 0.95 * best)
 
 
-def headline_rows_of(record):
-    from hotlap.records.codec import decode
-    from hotlap.tools.tune.rows import GateRow, Row
+def test_the_page_shows_the_error_of_an_arm_whose_class_was_judged(record):
+    """Threads, kept memory and cuDNN's timing do not change an answer, so their arms have the gate of the plain one."""
+    gate = {"arm": "cpu:bf16", "passed": True, "error": 0.125}
+    arm = "cpu:bf16+threads=2+keep_memory"
+    row = {"arm": arm, "batch": 8, "status": "ok", "wall_ms": [2.0], "interval_ms": []}
+    found = {**record.extra["tune"], "rows": [row], "gates": [gate], "winner": {"arm": arm, "batch": 8}}
+    [shown] = tune_rows(dataclasses.replace(record, extra={"tune": found}))
+    assert (shown.word, shown.error, shown.tone) == ("chosen", "12%", "good")
 
+
+def estimates_of(record):
+    return estimates([decode(Row, row) for row in record.extra["tune"]["rows"]]).values()
+
+
+def headline_rows_of(record, goal=GOAL):
     found = record.extra["tune"]
     gates = [decode(GateRow, gate) for gate in found["gates"]]
-    return headline_rows([decode(Row, row) for row in found["rows"]], {gate.arm: gate for gate in gates})
+    return headline_rows([decode(Row, row) for row in found["rows"]], {gate.arm: gate for gate in gates}, goal)
 
 
 def test_a_record_cut_off_at_once_can_be_drawn(record):
@@ -125,6 +140,22 @@ def test_the_live_table_shows_the_best_so_far(record):
     assert "50% of the budget, compile: cuda at batch 8" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(
+    "goal", [Goal("latency"), Goal("latency", 20.0), Goal("memory")], ids=["latency", "p95", "memory"]
+)
+def test_the_best_so_far_is_the_best_by_the_goal_and_not_the_fastest(goal, terminal):
+    record = searched(Machine(), goal=goal)
+    rows = headline_rows_of(record, goal)
+    known = {gate["arm"] for gate in record.extra["tune"]["gates"] if gate["passed"]}
+    right = [one for one in estimates_of(record) if numeric_class(one.config.arm) in known]
+    best = goal.order(right)[0].config
+    assert rows[0]["arm"] != best.arm or rows[0]["batch"] != best.batch, "or this shows nothing"
+    text = drawn([Event(kind="result", data={"rows": rows}), advance("tune", 6, 60, "next")], terminal=terminal)
+    line = next(line for line in text.splitlines() if "best so far" in line)
+    assert best.arm.split("+")[0] in line and re.search(rf"\b{best.batch}\b", line)
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_table_breaks_arms_between_their_options_only(record, width):
     console = Console(width=width, record=True, file=io.StringIO())
@@ -156,6 +187,20 @@ def test_a_winner_whose_last_run_fell_behind_is_told():
     told, quiet = (" ".join(searched(machine).verdict.lines) for machine in (Busy(), Machine()))
     assert re.search(r"was slower than its trials; cuda\S* at batch \d+ had [\d,.]+ samples/s in its own", told)
     assert "was slower" not in quiet
+
+
+@pytest.mark.parametrize(
+    ("objective", "last_ms", "is_told"),
+    [("memory", 1.08, False), ("memory", 1.3, True), ("throughput", 1.08, True), ("latency", 1.3, False)],
+)
+def test_how_far_a_last_run_may_fall_depends_on_the_goal(objective, last_ms, is_told):
+    """The leanest may be slower by a twentieth, but not by more: that would be no longer what was asked for."""
+    lean = [Row(stage="batch", arm="cpu", batch=8, rung=0, wall_ms=[ms], peak_bytes=1) for ms in (1.0, last_ms)]
+    fast = Row(stage="batch", arm="cpu", batch=16, rung=0, wall_ms=[2.0], peak_bytes=2)
+    gates = {"cpu": GateRow(arm="cpu", passed=True, error=0.1)}
+    outcome = Outcome(lean[0].config, lean[1], [])
+    verdict = give_verdict(TuneConfig(target="x"), Goal(objective), [*lean, fast], gates, outcome, "complete", "")
+    assert any("cpu at batch 16 had 8,000 samples/s in its own" in line for line in verdict.lines) == is_told
 
 
 def test_a_verdict_without_a_winner_says_what_was_missing():

@@ -107,7 +107,7 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,
-    "num_norms": 0, "num_padded": 0, "num_shuffled": 0, "num_unbiased": 0,
+    "num_folded": 0, "num_padded": 0, "num_shuffled": 0, "num_unbiased": 0,
 }  # fmt: skip
 
 
@@ -127,8 +127,16 @@ SEEN = {
         ("cpu:compile+keep_memory", {}, ["keep_memory"]),
         ("cpu:compile+keep_memory", {"keeps_memory": True}, []),
         ("cpu:compile", {"keeps_memory": True}, ["keep_memory"]),
-        ("cpu:compile+folded", {"num_norms": 2}, ["folded"]),
-        ("cpu:compile+folded", {}, []),
+        ("cpu:compile+folded", {}, ["folded"]),
+        ("cpu:compile", {"num_folded": 2}, ["folded"]),
+        ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": ["math", "flash"]}, ["sdpa"]),
+        ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": ["flash"]}, []),
+        ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": None}, []),
+        ("cuda:tf32+compile+cudnn_benchmark+kernels", {"num_kernels": 0}, ["kernels"]),
+        ("cuda:tf32+compile+cudnn_benchmark+kernels", {"num_kernels": 3}, []),
+        ("cuda:tf32+cudnn_benchmark+recompute", {"compiled": False, "num_recomputed": 0}, ["recompute"]),
+        ("cuda:tf32+cudnn_benchmark+recompute", {"compiled": False, "num_recomputed": 9}, []),
+        ("cpu:compile+folded", {"num_folded": 2}, []),
         ("cpu:compile", {"num_padded": 2}, ["padded"]),
         ("cpu:compile+shuffled", {}, ["shuffled"]),
         ("cpu:compile+shuffled", {"num_shuffled": 4}, []),

@@ -18,6 +18,7 @@ from hotlap.base.format import (
     format_s,
 )
 from hotlap.base.stats import MIN_SAMPLES_FOR
+from hotlap.measure.arms import parse_arm
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import EDGE
 from hotlap.tools.report.svg import (
@@ -169,10 +170,8 @@ def _ran(arm: str, point: Point, trials: str, gate: dict[str, Any] | None, chose
 
 
 def _gate_of(arm: str, gates: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The gate of an arm's numeric class: its spelling without threads and cudnn_benchmark."""
-    place, _, options = arm.partition(":")
-    kept = [o for o in options.split("+") if o and o != "cudnn_benchmark" and not o.startswith("threads=")]
-    return gates.get(place + (":" + "+".join(kept) if kept else ""))
+    """The gate of an arm's numeric class."""
+    return gates.get(parse_arm(arm).numeric_class)
 
 
 def tune_refusals(record: RunRecord) -> list[str]:

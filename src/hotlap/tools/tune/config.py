@@ -91,6 +91,9 @@ class TuneConfig:
                 raise ConfigError(f"{key} = {value} is out of range", expected="above 0, and finite")
         if self.batch is not None and self.max_batch is not None and self.batch > self.max_batch:
             raise ConfigError(f"batch = {self.batch} is above max_batch = {self.max_batch}")
+        if self.batch is not None and self.batches and self.batches != (self.batch,):
+            given = ", ".join(map(str, self.batches))
+            raise ConfigError(f"batch = {self.batch} and batches = {given} cannot both hold", expected="one of them")
         parse_budget(self.budget)
 
     @property

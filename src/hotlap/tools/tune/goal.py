@@ -40,11 +40,13 @@ class Goal:
 
     def says(self) -> str:
         """The objective in words."""
-        if self.objective == "memory":
-            return f"the smallest peak memory with at least {MEMORY_SHARE:.0%} of the best throughput"
         if self.objective == "latency" and self.p95_ms is None:
             return "the shortest step"
         limit = f" with 95% of the steps within {self.p95_ms:g} ms" if self.p95_ms is not None else ""
+        if self.objective == "memory":
+            return f"the smallest peak memory with at least {MEMORY_SHARE:.0%} of the best throughput" + (
+                f", both{limit}" if limit else ""
+            )
         return f"the highest throughput{limit}"
 
 
@@ -56,9 +58,3 @@ def _smaller_on_plateau(ranked: list[Estimate]) -> list[Estimate]:
     equal = [e for e in ranked if e.config.arm == best.config.arm and e.rate >= (1 - PLATEAU) * best.rate]
     first = min(equal, key=lambda one: one.config.batch)
     return [first, *(one for one in ranked if one is not first)]
-
-
-def knee(points: list[tuple[int, float]]) -> int | None:
-    """The batch from which more gives little: the smallest with 95% of the best rate; None for no points."""
-    best = max((rate for _, rate in points), default=0.0)
-    return min((batch for batch, rate in points if rate >= 0.95 * best), default=None)

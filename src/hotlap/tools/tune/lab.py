@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotlap.base.errors import DeviceUnavailable, HotlapError, OutOfMemory, WorkerDied
+from hotlap.base.format import format_count
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.jobs import ArmFailure, Gates
 from hotlap.measure.process import Starter, run_job
 from hotlap.measure.trial import Trial
@@ -127,8 +129,11 @@ class ProcessLab:
 
     def _gates(self, asked: list[str]) -> Gates:
         """The judgements of these arms; where one takes the process with it, each is judged alone."""
-        size = min(self.config.gate_batch, self.config.batch or self.config.gate_batch)
-        job = self._job("gate", arms=asked, batch=size, steps=self.config.gate_steps)
+        c = self.config
+        # A model may take no more samples at once than the user lets the search try.
+        caps = [c.gate_batch, c.batch, c.max_batch, max(c.batches, default=None)]
+        size = min(cap for cap in caps if cap is not None)
+        job = self._job("gate", arms=asked, batch=size, steps=c.gate_steps)
         try:
             timeout_s = self.config.timeout_s * (1 + len(asked))
             found: Gates = decode(
@@ -159,12 +164,15 @@ def status_of(error: HotlapError) -> str:
 
 def _measured(answer: Trial) -> dict[str, Any]:
     notes = list(answer.notes)
+    if parse_arm(answer.arm).compile and not answer.num_graphs:
+        notes.append("torch.compile gave up on the model without a word, so that it ran as it is")
     if answer.num_breaks:
-        notes.append(f"torch.compile broke the graph {answer.num_breaks} times")
+        notes.append(f"torch.compile broke the graph {format_count(answer.num_breaks, 'time')}")
     if answer.num_recompiles:
-        notes.append(f"torch.compile compiled again {answer.num_recompiles} times while steps were timed")
+        count = format_count(answer.num_recompiles, "time")
+        notes.append(f"torch.compile compiled again {count} while steps were timed")
     if answer.tail_graphs:
-        notes.append(f"torch.compile made {answer.tail_graphs} more graphs for the ragged tail")
+        notes.append(f"torch.compile made {format_count(answer.tail_graphs, 'more graph')} for the ragged tail")
     return {
         "status": OK,
         "wall_ms": answer.wall_ms,

@@ -63,6 +63,9 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         space = space_of(config, about)
         if config.batch is not None and space.batch < config.batch:
             emit(events.warn(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried"))
+        dropped = ", ".join(str(size) for size in config.batches if size > space.max_batch)
+        if dropped:
+            emit(events.warn(f"batches = {dropped} are left out: at most {space.max_batch} is tried"))
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
             return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
 
@@ -71,7 +74,9 @@ def _search(run: _Run) -> RunRecord:
     try:
         run.search()
     except KeyboardInterrupt:
-        run.close("interrupted", f"Interrupted; --resume {run.folder} goes on without repeating a trial.")
+        how = f"Interrupted; 'hotlap tune --resume {run.folder}' goes on without repeating a trial."
+        run.close("interrupted", how)
+        run.emit(events.warn(how))
         raise
     except HotlapError as error:
         run.close("failed", str(error))
@@ -249,7 +254,10 @@ class _Run:
 
     def _saved(self) -> None:
         self._save()
-        self.emit(Event(kind="result", task="tune", data={"rows": headline_rows(self.lab.rows, self.lab.gates)}))
+        self.emit(Event(kind="result", task="tune", data={"rows": self._table()}))
+
+    def _table(self) -> list[dict[str, Any]]:
+        return headline_rows(self.lab.rows, self.lab.gates, self.goal)
 
     def _snapshot(self) -> RunRecord:
         lab = self.lab

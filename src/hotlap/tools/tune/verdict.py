@@ -11,13 +11,16 @@ from hotlap.base.format import format_bytes, format_count, format_ms, format_per
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
-from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import CLOSE
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner that its last run put behind another; a lap passes it on."""
+RIGHT, WRONG = "right", "wrong answer"
+MOST_FAILURES = 4
+"""Reasons in the verdict for arms that did not run."""
 
 
 def give_verdict(
@@ -65,12 +68,13 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
 
 
 def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
-    """Says that the winner's last run put it behind another right configuration, which the table shows above it."""
+    """Says that the winner's last run put it behind another right one, which the table shows above it, by too much."""
     right = {name for name, gate in gates.items() if gate.passed}
     ranked = goal.order(one for one in estimates(rows).values() if numeric_class(one.config.arm) in right)
-    if goal.objective != "throughput" or not ranked or ranked[0].rate <= (1 + CLOSE) * winner.rate:
+    first = max(ranked, key=lambda one: one.rate, default=winner)
+    tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
+    if winner.rate >= tolerated * first.rate:
         return []
-    first = ranked[0]
     return [
         f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} "
         "in its own. Other work on this machine may be why: search again when it is idle"
@@ -89,14 +93,31 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     ends = Counter(row.status for row in rows)
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
-    lines += [f"refused {what}: {why}" for what, why in refused.items()]
-    broken = {row.arm: note for row in rows for note in row.notes if note.startswith("torch.compile")}
-    return lines + [f"{arm}: {note}" for arm, note in broken.items()]
+    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows)
+    compiler = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith("torch.compile")]
+    return lines + list(dict.fromkeys(compiler))
 
 
-def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dict[str, Any]]:
-    """The configurations as a table shows them, fastest first, those that did not run last."""
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Why arms did not run, each once, where the table's word does not say it: of memory there is no more to say."""
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.why and not row.ok and row.status not in MEMORY_DEATHS:
+            first.setdefault((row.arm, row.status), row)
+    told = [f"{row.config} {row.status}: {row.why}" for row in first.values()]
+    more = [f"and {len(told) - MOST_FAILURES} more that did not run; the page has them"]
+    return told if len(told) <= MOST_FAILURES else told[:MOST_FAILURES] + more
+
+
+def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> list[dict[str, Any]]:
+    """The configurations as a table shows them, fastest first, those that did not run last.
+
+    The best by ``goal`` is marked: of those that are known to answer rightly, or, before any is, of all that may yet.
+    """
     known = estimates(rows)
+    answers = {config: _answer(gates.get(numeric_class(config.arm))) for config in known}
+    ranked = [one.config for one in goal.order(known.values()) if answers[one.config]["status"] != WRONG]
+    best = min(ranked, key=lambda config: answers[config]["status"] != RIGHT, default=None)
     found = [
         {
             "arm": config.arm,
@@ -106,7 +127,8 @@ def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dic
             "p95_ms": one.p95_ms if one.supports_p95 else None,
             "peak_bytes": one.peak_bytes,
             "processes": one.num_processes,
-            **_answer(gates.get(numeric_class(config.arm))),
+            "is_best": config == best,
+            **answers[config],
         }
         for config, one in sorted(known.items(), key=lambda item: -item[1].rate)
     ]
@@ -120,4 +142,4 @@ def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> list[dic
 def _answer(gate: GateRow | None) -> dict[str, Any]:
     if gate is None:
         return {"status": "not judged", "error": None}
-    return {"status": "right" if gate.passed else "wrong answer", "error": gate.error}
+    return {"status": RIGHT if gate.passed else WRONG, "error": gate.error}

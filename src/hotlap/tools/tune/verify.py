@@ -29,7 +29,7 @@ def verify(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     """A check for each thing the profile decides; the verdict fails when the consumer does something else."""
     emit(events.start("tune", None, "looking for the profile"))
     profile = _find(config)
-    emit(events.advance("tune", 0, 1, "running the consumer"))
+    emit(events.advance("tune", 0, None, "running the consumer"))
     seen = run_job(_job(config, profile, emit), timeout_s=max(600.0, config.timeout_s))
     checks = compare(profile, seen)
     name = config.name or f"{config.target.rpartition(':')[2]}-verify"
@@ -110,13 +110,28 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         why = seen.get("why_not")
         saw = f"{count} replays" if count else f"off, because {why}" if why else "off"
         found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
-    if arm.folded:
-        found.append(_check("folded", not seen["num_norms"], f"{seen['num_norms']} norms ran", "no norms"))
+    return found + _option_checks(arm, seen) + _device_checks(arm, seen)
+
+
+def _option_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
+    found = []
+    if arm.sdpa and seen["sdpa"] is not None:
+        saw = ", ".join(seen["sdpa"])
+        found.append(_check("sdpa", saw == arm.sdpa, saw, arm.sdpa))
+    if arm.recompute and not arm.compile:  # of a traced pass hooks see nothing again
+        count = seen["num_recomputed"]
+        found.append(_check("recompute", count > 0, f"{count} layers ran again", "on"))
+    if arm.kernels:
+        count = seen["num_kernels"]
+        found.append(_check("kernels", count > 0, f"{count} layers ran with kernels of ours", "on"))
+    if arm.folded or seen["num_folded"]:
+        count = seen["num_folded"]
+        found.append(_check("folded", bool(count) == arm.folded, f"{count} norms folded", _word(arm.folded)))
     for word, asked in (("padded", arm.padded), ("shuffled", arm.shuffled), ("unbiased", arm.unbiased)):
         count = seen[f"num_{word}"]
         if asked or count:
             found.append(_check(word, bool(count) == asked, f"{count} {word} convolutions ran", _word(asked)))
-    return found + _device_checks(arm, seen)
+    return found
 
 
 def _device_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
