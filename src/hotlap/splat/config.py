@@ -237,6 +237,10 @@ class SplatEvalConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
 
+    def __post_init__(self) -> None:
+        if self.pictures < 0:
+            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="at least 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplatRenderConfig:

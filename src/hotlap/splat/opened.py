@@ -17,6 +17,7 @@ from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
 from hotlap.data.transforms import find_transforms
 from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
+from hotlap.splat.guard import medians
 from hotlap.splat.judge import Model
 from hotlap.splat.outcome import MODEL, RESULTS, as_model
 from hotlap.splat.stage import DRAWN, drawn_folder
@@ -137,15 +138,11 @@ def _scene_info(path: Path, config: SplatInfoConfig) -> dict[str, Any]:
 
 def splats_info(splats: Splats) -> dict[str, Any]:
     """Splats in a few numbers."""
-    opacities = torch.sigmoid(torch.from_numpy(splats.logit_opacities))
-    bad = int(splats.bad().sum())
+    good = splats.take(~splats.bad())
+    bad = len(splats) - len(good)
     found: dict[str, Any] = {"splats": len(splats), "sh_degree": splats.sh_degree, "bad_splats": bad}
-    if len(splats) > bad:
-        good = splats.take(~splats.bad())
-        means, scales = torch.from_numpy(good.means), torch.from_numpy(good.log_scales)
-        found |= {
-            "low": means.amin(0).tolist(), "high": means.amax(0).tolist(),
-            "opacity_median": float(opacities.median()), "scale_median": float(scales.median().exp()),
-            "anisotropy_median": float((scales.amax(1) - scales.amin(1)).median().exp()),
-        }  # fmt: skip
+    if len(good):
+        means = torch.from_numpy(good.means)
+        scales, opacities = torch.from_numpy(good.log_scales), torch.from_numpy(good.logit_opacities)
+        found |= {"low": means.amin(0).tolist(), "high": means.amax(0).tolist(), **medians(scales, opacities)}
     return found
