@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import time
 
 import fake_pycolmap
 import numpy as np
@@ -14,6 +16,7 @@ from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, Unkn
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model
 from hotlap.data.scene import read_scene
+from hotlap.splat import motion
 from hotlap.splat.photos import from_photos
 from hotlap.splat.photos_config import SplatPhotosConfig
 
@@ -100,6 +103,18 @@ def test_a_run_that_was_ended_goes_on_after_its_last_whole_stage(colmap, asked, 
     assert from_photos(asked(train=True, steps=2, training=SHORT)).record.status == "complete"
     assert names(colmap) == []
     assert from_photos(asked(train=True, steps=2, training=SHORT)).record.status == "complete", "resumed at its end"
+
+
+def test_a_log_has_one_line_of_a_stage_and_not_one_a_second(colmap, asked, capsys, monkeypatch):
+    from hotlap.cli.show import ProgressDoor, make_console
+
+    monkeypatch.setattr(motion, "LOOK_S", 0.02)
+    find = colmap.extract_features
+    monkeypatch.setattr(colmap, "extract_features", lambda *args, **named: (time.sleep(0.3), find(*args, **named)))
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        from_photos(asked(), door)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("features")]
+    assert len(told) == 2 and told[0] == "features: looking for them" and re.fullmatch(r"features: \d.* m?s", told[1])
 
 
 def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_path):

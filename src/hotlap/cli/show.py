@@ -99,7 +99,7 @@ class ProgressDoor:
         if not self._quiet and not self._console.is_terminal and (phase != said or clock - when >= LOG_EVERY_S):
             self._last[event.task] = phase, clock
             share = f" {event.done / event.total:.0%}" if event.total else ""
-            self._console.print(Text(f"{event.task}{share}: {phase}"))
+            self._console.print(Text(f"{event.task}{share}" + (f": {phase}" if phase else "")))
 
 
 def show_record(record: RunRecord, console: Console) -> None:
