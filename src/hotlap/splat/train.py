@@ -251,19 +251,19 @@ class Keeper:
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
             return dataclasses.replace(record, status=status)
-        verdict = _verdict(self.trainer, status, why, outcome)
+        verdict = _verdict(self.trainer, status, outcome)
         changes = {"status": status, "finished_at": now(), "extra": {"outcome": encode(outcome)}}
         notes = [why] if why else []
         return save(dataclasses.replace(record, **changes, notes=notes, verdict=verdict), self.folder)  # type: ignore[arg-type]
 
 
-def _verdict(trainer: Trainer, status: str, why: str, outcome: dict[str, Any]) -> Verdict:
+def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any]) -> Verdict:
     parts = [f"{trainer.step} steps in {format_s(trainer.seconds)}", _figures(outcome.get("held_out", {}))]
     parts += [f"{outcome.get('splats', trainer.state.count)} splats"]
     done = {"complete": "trained "}.get(status, f"{status} after ")
     headline = done + "; ".join(part for part in parts if part)
     code = {"complete": 0, "interrupted": 130}.get(status, 1)
-    return Verdict(outcome=status, headline=headline, exit_code=code, lines=[why] if why else [])
+    return Verdict(outcome=status, headline=headline, exit_code=code)
 
 
 def _figures(scores: dict[str, float]) -> str:
