@@ -128,6 +128,16 @@ def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_p
         from_photos(asked(folder=str(fewer)))
 
 
+def test_a_bad_photograph_can_be_removed_and_the_same_command_goes_on(colmap, asked, scene_folder, tmp_path):
+    photos = tmp_path / "photographs"
+    shutil.copytree(scene_folder / "images", photos)
+    (photos / "zz.jpg").write_text("no picture")
+    with pytest.raises(DataError, match=r"picture '.*zz\.jpg' cannot be read.*Replace or remove"):
+        from_photos(asked(folder=str(photos)))
+    (photos / "zz.jpg").unlink()
+    assert from_photos(asked(folder=str(photos))).photos == 16
+
+
 @pytest.mark.parametrize(("sizes", "count"), [([], 0), ([2], 2)])
 def test_without_overlap_it_is_said_how_many_were_found(colmap, asked, tmp_path, sizes, count):
     colmap.models[:] = sizes

@@ -22,7 +22,8 @@ from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
-from hotlap.splat.config import LEARNABLE
+from hotlap.splat.config import LEARNABLE, SplatEvalConfig
+from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import psnr
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.team import Alone
@@ -222,6 +223,19 @@ def test_a_diagnosis_is_printed_once_and_what_it_left_is_not_called_broken(scene
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("the held-out PSNR fell to") == 1 and "stopped after 10 steps" in told
     assert "not whole" not in told
+
+
+def test_a_scene_is_the_same_however_it_is_spelt_and_wherever_one_stands(settings, scene_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(scene_folder.parent)
+    name = scene_folder.name
+    config = settings(scene=f"{name}/", steps=4, strategy="none")
+    train(config)
+    assert train(replace(config, scene=f"./{name}", resume=True)).status == "complete"
+    monkeypatch.chdir(tmp_path)
+    evaluate(SplatEvalConfig(run=config.out, device="cpu"))
+    assert train(replace(config, scene=str(scene_folder), resume=True)).status == "complete"
+    with pytest.raises(ConfigError, match=r"scene = '.*elsewhere' is not what the training in .* was begun with"):
+        train(replace(config, scene="elsewhere", resume=True))
 
 
 def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):

@@ -248,6 +248,8 @@ class SplatRenderConfig:
 
     model: str = ""
     """Folder of a training, or a file of splats."""
+    scene: str = ""
+    """Another place of the scene; empty for the one it was trained on."""
     path: str = "views"
     """views: the held-out cameras (with a training's folder); orbit: around the scene; or a JSON file of cameras."""
     out: str = ""

@@ -39,6 +39,17 @@ class Opened:
         plain = as_model(self.splats, device, self.results.get("background"))
         return dataclasses.replace(plain, antialiased=self.config.antialiased) if self.config else plain
 
+    def settings(self, scene: str = "") -> SplatTrainConfig:
+        """Those of the training whose folder was named, with ``scene`` as another place of its scene."""
+        assert self.config is not None
+        place = scene or self.config.scene
+        if place != DRAWN and not Path(place).exists():
+            raise DataError(
+                f"the scene {place!r} of the training in {str(self.folder)!r} does not exist",
+                remedy="Say where it is with --scene",
+            )
+        return dataclasses.replace(self.config, scene=place)
+
 
 def open_splats(where: str, what: str = "model") -> Opened:
     """The splats of a training's folder, or of a file."""
@@ -77,7 +88,13 @@ def _results(folder: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise RecordError(f"{str(folder / RESULTS)!r} is not whole JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise RecordError(f"{str(folder / RESULTS)!r} holds a {type(found).__name__}", expected="results by name")
+    background = found.get("background", [0.0] * 3)
+    is_color = isinstance(background, list) and len(background) == 3
+    if not is_color or not all(type(part) in (int, float) for part in background):
+        raise RecordError(f"{str(folder / RESULTS)!r} has background = {background!r}", expected="three numbers")
+    return found
 
 
 def export(config: SplatExportConfig) -> Path:

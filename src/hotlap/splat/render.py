@@ -115,6 +115,8 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
     """The cameras that the settings ask for."""
     if config.frames < 1 or config.fps < 1:
         raise ConfigError(f"frames = {config.frames}, fps = {config.fps} are not valid", expected="at least 1")
+    if config.scene and opened.config is None:
+        raise ConfigError(f"scene = {config.scene!r} with model = {config.model!r}", expected="a training's folder")
     if config.path == "orbit":
         return _orbit_shots(config, opened)
     if config.path != "views":
@@ -125,8 +127,9 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
             expected="the folder of a training, whose views are known",
             remedy="Take --path orbit or a JSON file of cameras",
         )
-    train, held_out = split_views(open_scene(opened.config), opened.config)
-    scale, max_side = opened.config.scale, opened.config.max_side
+    settings = opened.settings(config.scene)
+    train, held_out = split_views(open_scene(settings), settings)
+    scale, max_side = settings.scale, settings.max_side
     shots = [
         Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
         for view in held_out or train
@@ -141,7 +144,7 @@ def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
     """Around what a training's cameras look at; around the middle of the splats where no cameras are known."""
     good = opened.splats.take(~opened.splats.bad())
     if opened.config is not None:
-        scene = open_scene(opened.config)
+        scene = open_scene(opened.settings(config.scene))
         poses = orbit(scene.views, scene.points, config.frames)
         camera = planned_camera(scene.views[0], opened.config.scale, opened.config.max_side)
     else:

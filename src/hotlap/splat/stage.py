@@ -44,6 +44,11 @@ class Stage:
             self.test_pictures.close()
 
 
+def scene_place(scene: str) -> str:
+    """A scene's name that means the same in every folder, however it was spelt."""
+    return scene if scene in ("", DRAWN) else str(Path(scene).resolve())
+
+
 def open_scene(config: SplatTrainConfig) -> Scene:
     """The scene that the settings name."""
     if not config.scene:
