@@ -164,20 +164,6 @@ def test_a_picture_that_is_masked_all_over_has_no_score(scene_folder, tmp_path):
         SplatEvalConfig(run=str(out), pictures=-1)
 
 
-def test_masks_that_leave_nothing_to_learn_from_are_refused(scene_folder, tmp_path):
-    from PIL import Image
-
-    folder = tmp_path / "scene"
-    copytree(scene_folder, folder)
-    (folder / "masks").mkdir()
-    for path in (folder / "images").iterdir():
-        Image.new("L", (48, 32), 0).save(folder / "masks" / path.name)
-    config = config_with(scene=str(folder), out=str(tmp_path / "run"), device="cpu", steps=2, strategy="none")
-    with pytest.raises(DataError, match=r"masks of the scene '.*scene' leave no pixel to train on.*Invert.*--no-masks"):
-        train(config)
-    assert not (tmp_path / "run").exists()
-
-
 def test_an_orbit_goes_round_at_the_size_asked_for(trained, tmp_path):
     out = str(tmp_path / "orbit")
     files = render(SplatRenderConfig(model=str(trained), path="orbit", frames=3, out=out, width=30, device="cpu"))

@@ -138,6 +138,17 @@ def test_a_bad_photograph_can_be_removed_and_the_same_command_goes_on(colmap, as
     assert from_photos(asked(folder=str(photos))).photos == 16
 
 
+def test_a_photograph_that_is_too_large_to_train_on_is_refused_at_once(colmap, asked, scene_folder, tmp_path):
+    from PIL import Image
+
+    photos = tmp_path / "photographs"
+    shutil.copytree(scene_folder / "images", photos)
+    Image.new("1", (12_000, 9_000)).save(photos / "view_003.png")
+    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(DataError, match=r"003\.png' .* 12000x9000"):
+        from_photos(asked(folder=str(photos)))
+    assert not (tmp_path / "out" / "scene" / "images").exists() and names(colmap) == []
+
+
 @pytest.mark.parametrize(("sizes", "count"), [([], 0), ([2], 2)])
 def test_without_overlap_it_is_said_how_many_were_found(colmap, asked, tmp_path, sizes, count):
     colmap.models[:] = sizes

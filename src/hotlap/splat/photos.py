@@ -24,6 +24,7 @@ from hotlap.base.settings import Layer, resolve
 from hotlap.data.colmap import read_model
 from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, require_pillow
 from hotlap.data.view import first_few
+from hotlap.data.view_pixels import read_head
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
@@ -192,6 +193,7 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
     to.mkdir()
     emit(events.start("photographs", len(photos)))
     for number, path in enumerate(photos, 1):
+        read_head(path)  # one that a training would refuse for its size is refused before hours of work
         try:
             with pillow.open(path) as photo:
                 if photo.format == "WEBP":
