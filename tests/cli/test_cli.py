@@ -285,6 +285,13 @@ def test_progress_that_is_no_terminal_s_ends_without_an_empty_line(capsys):
     assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
 
 
+def test_a_task_without_phases_is_said_without_a_colon(capsys):
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        door(events.start("render", 4))
+        door(events.advance("render", 1, 4))
+    assert capsys.readouterr().err == "render 25%\n"
+
+
 def test_a_phase_that_goes_on_is_said_again_in_a_log(capsys, monkeypatch):
     clock = iter([0.0, 10.0, 31.0, 40.0, 70.0])
     monkeypatch.setattr(show.time, "monotonic", lambda: next(clock))

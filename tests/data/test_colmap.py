@@ -369,6 +369,16 @@ def test_masks_are_found_by_either_name(folder):
     assert [view.mask is not None for view in read_scene(folder).views[:3]] == [True, True, False]
 
 
+def test_a_mask_of_another_shape_than_its_picture_is_refused(folder):
+    (folder / "masks").mkdir()
+    for size in ((48, 32), (12, 8)):  # larger and smaller ones are scaled
+        Image.new("L", size, 255).save(folder / "masks" / "view_000.png")
+        assert load_view(read_scene(folder).views[0], max_side=7).mask.shape == (5, 7)
+    Image.new("L", (16, 24), 255).save(folder / "masks" / "view_000.png")
+    with pytest.raises(DataError, match=r"mask '.*masks.view_000\.png' is 16x24 pixels.*its picture, 24x16"):
+        load_view(read_scene(folder).views[0])
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_colmap_itself_reads_what_we_write_and_we_what_it_writes(tmp_path, text):
     pycolmap = pytest.importorskip("pycolmap", reason="pycolmap is not installed")

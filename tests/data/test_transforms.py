@@ -184,6 +184,10 @@ def test_missing_pictures(tmp_path):
         read_scene(tmp_path)
     scene = read_scene(tmp_path, skip_missing=True)
     assert len(scene.views) == 2 and scene.missing == ("images/frame_1.png",)
+    for picture in (tmp_path / "images").iterdir():
+        picture.unlink()
+    with pytest.raises(DataError, match=r"3 of 3 pictures are not in .*or correct the paths in the frames"):
+        read_scene(tmp_path, skip_missing=True)  # which would leave no view
 
 
 MIRROR = np.diag([1.0, 1.0, -1.0, 1.0]).tolist()

@@ -160,6 +160,8 @@ def test_a_picture_that_is_masked_all_over_has_no_score(scene_folder, tmp_path):
     Image.new("L", (48, 32), 0).save(folder / "masks" / "view_008.png")
     with pytest.raises(DataError, match="leave no pixel to judge by"):
         evaluate(SplatEvalConfig(run=str(out), device="cpu"))
+    with pytest.raises(ConfigError, match="pictures = -1 is not valid"):
+        SplatEvalConfig(run=str(out), pictures=-1)
 
 
 def test_an_orbit_goes_round_at_the_size_asked_for(trained, tmp_path):
@@ -338,6 +340,19 @@ def test_info_knows_scenes_trainings_and_files(trained, scene_folder):
     assert info(SplatInfoConfig(what=str(trained / "model.ply")))["sh_degree"] == 1
     with pytest.raises(DataError, match="'/nowhere/at/all' does not exist"):
         info(SplatInfoConfig(what="/nowhere/at/all"))
+
+
+def test_info_of_splats_that_went_wrong_is_json_that_has_no_other_numbers(trained, tmp_path, capsys):
+    whole = read_splats(trained / "model.ply")
+    raw = (trained / "model.ply").read_bytes()
+    header, rows = raw[: -400 * 104], np.frombuffer(raw[-400 * 104 :], np.float32).reshape(400, 26).copy()
+    rows[7, -8], rows[:, -7] = np.nan, 3e38  # an opacity that is none, and needles beyond all numbers
+    (tmp_path / "wrong.ply").write_bytes(header + rows.tobytes())
+    assert run(["splat", "info", str(tmp_path / "wrong.ply"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    good = np.delete(whole.logit_opacities, 7)
+    assert found["bad_splats"] == 1 and found["anisotropy_median"] > 1e300
+    assert found["opacity_median"] == pytest.approx(float(torch.sigmoid(torch.from_numpy(good)).median()))
 
 
 def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+import time
 
 import fake_pycolmap
 import numpy as np
@@ -14,6 +16,7 @@ from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, Unkn
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model
 from hotlap.data.scene import read_scene
+from hotlap.splat import motion
 from hotlap.splat.photos import from_photos
 from hotlap.splat.photos_config import SplatPhotosConfig
 
@@ -102,6 +105,18 @@ def test_a_run_that_was_ended_goes_on_after_its_last_whole_stage(colmap, asked, 
     assert from_photos(asked(train=True, steps=2, training=SHORT)).record.status == "complete", "resumed at its end"
 
 
+def test_a_log_has_one_line_of_a_stage_and_not_one_a_second(colmap, asked, capsys, monkeypatch):
+    from hotlap.cli.show import ProgressDoor, make_console
+
+    monkeypatch.setattr(motion, "LOOK_S", 0.02)
+    find = colmap.extract_features
+    monkeypatch.setattr(colmap, "extract_features", lambda *args, **named: (time.sleep(0.3), find(*args, **named)))
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        from_photos(asked(), door)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("features")]
+    assert len(told) == 2 and told[0] == "features: looking for them" and re.fullmatch(r"features: \d.* m?s", told[1])
+
+
 def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_path):
     from_photos(asked())
     with pytest.raises(ConfigError, match=r"max_side = 800 is not what out = .*Expected 1600"):
@@ -111,6 +126,27 @@ def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_p
     (fewer / "view_003.png").unlink()
     with pytest.raises(ConfigError, match=r"photographs in .*fewer' are not what out"):
         from_photos(asked(folder=str(fewer)))
+
+
+def test_a_bad_photograph_can_be_removed_and_the_same_command_goes_on(colmap, asked, scene_folder, tmp_path):
+    photos = tmp_path / "photographs"
+    shutil.copytree(scene_folder / "images", photos)
+    (photos / "zz.jpg").write_text("no picture")
+    with pytest.raises(DataError, match=r"picture '.*zz\.jpg' cannot be read.*Replace or remove"):
+        from_photos(asked(folder=str(photos)))
+    (photos / "zz.jpg").unlink()
+    assert from_photos(asked(folder=str(photos))).photos == 16
+
+
+def test_a_photograph_that_is_too_large_to_train_on_is_refused_at_once(colmap, asked, scene_folder, tmp_path):
+    from PIL import Image
+
+    photos = tmp_path / "photographs"
+    shutil.copytree(scene_folder / "images", photos)
+    Image.new("1", (12_000, 9_000)).save(photos / "view_003.png")
+    with pytest.warns(Image.DecompressionBombWarning), pytest.raises(DataError, match=r"003\.png' .* 12000x9000"):
+        from_photos(asked(folder=str(photos)))
+    assert not (tmp_path / "out" / "scene" / "images").exists() and names(colmap) == []
 
 
 @pytest.mark.parametrize(("sizes", "count"), [([], 0), ([2], 2)])

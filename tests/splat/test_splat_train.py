@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError, UsageError
+from hotlap.cli.main import run
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
-from hotlap.splat.config import LEARNABLE
+from hotlap.splat.config import LEARNABLE, SplatEvalConfig
+from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import psnr
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.team import Alone
@@ -212,6 +214,28 @@ def test_rates_that_ruin_a_scene_from_the_first_step_on_are_seen(settings):
     assert record.status == "stopped" and "its best at step 0" in record.notes[0]
     assert "Lower the rates" in record.notes[0]
     assert (Path(config.out) / MODEL).is_file()
+
+
+def test_a_diagnosis_is_printed_once_and_what_it_left_is_not_called_broken(scene_folder, tmp_path, capsys):
+    rates = ["--lr-colors", "1000", "--lr-opacities", "1000", "--strategy", "none", "--background", "learn"]
+    asked = ["splat", "train", str(scene_folder), "--out", str(tmp_path / "run"), "--steps", "40", "--eval-every", "10"]
+    assert run([*asked, *rates, "--device", "cpu", "--quiet"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("the held-out PSNR fell to") == 1 and "stopped after 10 steps" in told
+    assert "not whole" not in told
+
+
+def test_a_scene_is_the_same_however_it_is_spelt_and_wherever_one_stands(settings, scene_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(scene_folder.parent)
+    name = scene_folder.name
+    config = settings(scene=f"{name}/", steps=4, strategy="none")
+    train(config)
+    assert train(replace(config, scene=f"./{name}", resume=True)).status == "complete"
+    monkeypatch.chdir(tmp_path)
+    evaluate(SplatEvalConfig(run=config.out, device="cpu"))
+    assert train(replace(config, scene=str(scene_folder), resume=True)).status == "complete"
+    with pytest.raises(ConfigError, match=r"scene = '.*elsewhere' is not what the training in .* was begun with"):
+        train(replace(config, scene="elsewhere", resume=True))
 
 
 def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):

@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> None:
     if sys.stdout is not None and sys.stderr is not None:  # a caller may have closed them
         sys.stdout = take_stdout(sys.stdout.encoding)
     _print_anywhere()
+    # Pillow's words on large pictures, with a line of its source; readers that refuse them say so themselves.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -29,8 +29,8 @@ from hotlap.records.run import RunRecord
 
 COLOURS = {
     "faster": "green", "slower": "red", "inconclusive": "yellow", "same": "green", "complete": "green",
-    "interrupted": "yellow", "running": "cyan", "failed": "red", "no regression": "green", "regression": "red",
-    "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
+    "interrupted": "yellow", "running": "cyan", "failed": "red", "stopped": "red", "no regression": "green",
+    "regression": "red", "gate failed": "red", "arm failed": "red", "trustworthy": "green", "too noisy": "red",
     "keeps up": "green", "bottleneck": "yellow", "tuned": "green", "nothing found": "red", "verified": "green",
     "nothing faster": "yellow", "nothing right": "red", "mismatch": "red", "profiled": "cyan", "compared": "cyan",
 }  # fmt: skip
@@ -99,7 +99,7 @@ class ProgressDoor:
         if not self._quiet and not self._console.is_terminal and (phase != said or clock - when >= LOG_EVERY_S):
             self._last[event.task] = phase, clock
             share = f" {event.done / event.total:.0%}" if event.total else ""
-            self._console.print(Text(f"{event.task}{share}: {phase}"))
+            self._console.print(Text(f"{event.task}{share}" + (f": {phase}" if phase else "")))
 
 
 def show_record(record: RunRecord, console: Console) -> None:
@@ -164,7 +164,7 @@ def _show_head(record: RunRecord, console: Console) -> None:
         batch = config.get("batch")  # not known yet where the target was still being loaded
         what += f", {config.get('mode')}" + (f", batch {batch}" if batch else "")
     console.print(Text(what, style="bold"), Text(f"  {record.environment.device_line()}", style="dim"))
-    if record.status != "complete":
+    if record.status not in ("complete", "stopped"):  # who stops itself still writes all it has
         console.print(Text(f"{record.status}: this record is not whole", style=COLOURS.get(record.status, "yellow")))
     if record.verdict:
         console.print(Text(record.verdict.headline, style=f"bold {COLOURS.get(record.verdict.outcome, 'cyan')}"))

@@ -14,7 +14,7 @@ from hotlap.data.lens import straight_camera
 from hotlap.data.picture_file import SUFFIXES
 from hotlap.data.pinhole import Lens, Pinhole
 from hotlap.data.view import View
-from hotlap.data.view_pixels import PictureHead
+from hotlap.data.view_pixels import PictureHead, same_shape
 
 FACTORS = (1, 2, 4, 8)
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
@@ -22,7 +22,6 @@ NUM_RANDOM_POINTS = 100_000
 """As many as the first implementation draws for scenes without points."""
 FAR = 1e15
 """No camera is so far away: its numbers would leave the range of float32 when they are squared."""
-_ASPECT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,9 +60,7 @@ def finish_view(posed: Posed, head: PictureHead, shrink: int, background: tuple[
 
 def _check_aspect(posed: Posed, head: PictureHead) -> None:
     """Refuses a picture that was cropped or turned since its camera was estimated; scaling is fine."""
-    across, down = head.width / posed.camera.width, head.height / posed.camera.height
-    slack = _ASPECT_TOLERANCE + 1.5 / min(head.width, head.height)
-    if abs(across / down - 1) > slack:
+    if not same_shape((head.width, head.height), (posed.camera.width, posed.camera.height)):
         raise DataError(
             f"picture {str(posed.image)!r} is {head.width}x{head.height} pixels",
             expected=f"the shape of its camera, {posed.camera.width}x{posed.camera.height}, at any scale",

@@ -223,5 +223,6 @@ def _check_missing(missing: list[str], num_found: int, folder: Path, skip: bool)
     if missing and (not skip or not num_found):
         raise DataError(
             f"{len(missing)} of {len(missing) + num_found} pictures are not in {str(folder)!r}: {first_few(missing)}",
-            remedy="Put them there, or ask for skip_missing to go on without them",
-        )
+            remedy="Put them there, or ask for skip_missing to go on without them" if num_found
+            else "Put them there, or correct the paths in the frames",
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hotlap.base.errors import ConfigError
+from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.lens import straighten, straighten_mask
 from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
 from hotlap.data.view import LoadedView, View
@@ -24,6 +24,7 @@ from hotlap.data.view import LoadedView, View
 _LOSSY_THRESHOLD = 128
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError)
 _LOSSY = ("JPEG", "WEBP")
+_ASPECT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class PictureHead:
     width: int
     height: int
     transparent: bool
+
+
+def same_shape(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a picture of the first size may be the other at another scale; its sides are rounded to pixels."""
+    slack = _ASPECT_TOLERANCE + 1.5 / min(size)
+    return abs(size[0] / other[0] / (size[1] / other[1]) - 1) <= slack
 
 
 def read_head(path: Path) -> PictureHead:
@@ -108,6 +115,12 @@ def _read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:  # [H, W] bool
     from PIL import Image
 
     with _opened(path) as image:
+        if not same_shape(min(image.size, size), max(image.size, size)):
+            raise DataError(
+                f"mask {str(path)!r} is {image.width}x{image.height} pixels",
+                expected=f"the shape of its picture, {size[0]}x{size[1]}, at any scale",
+                remedy="Make the mask from that picture, neither cropped nor turned",
+            )
         lossy = image.format in _LOSSY
         values = np.asarray(image.convert("L") if not image.mode.startswith("I") else image)
         mask = values >= _LOSSY_THRESHOLD if lossy else values != 0

@@ -34,7 +34,7 @@ class RunRecord:
     """The tool: bench, doctor, compare, ..."""
     name: str
     status: str
-    """running, complete, interrupted or failed."""
+    """running, complete, interrupted, failed, or stopped: ended by itself because going on would make it worse."""
     started_at: str
     finished_at: str = ""
     command: list[str] = field(default_factory=list)

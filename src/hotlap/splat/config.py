@@ -237,6 +237,10 @@ class SplatEvalConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
 
+    def __post_init__(self) -> None:
+        if self.pictures < 0:
+            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="at least 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplatRenderConfig:
@@ -244,6 +248,8 @@ class SplatRenderConfig:
 
     model: str = ""
     """Folder of a training, or a file of splats."""
+    scene: str = ""
+    """Another place of the scene; empty for the one it was trained on."""
     path: str = "views"
     """views: the held-out cameras (with a training's folder); orbit: around the scene; or a JSON file of cameras."""
     out: str = ""

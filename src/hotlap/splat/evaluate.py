@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from functools import partial
 from pathlib import Path
@@ -35,9 +34,8 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     if config.lpips_weights and (reason := why_no_lpips(config.lpips_weights)):
         raise ConfigError(f"lpips_weights = {config.lpips_weights!r} cannot be used: {reason}")
     opened, device = open_splats(config.run, "run"), get_device(config.device)
-    assert opened.config is not None
     assert opened.folder is not None
-    settings = dataclasses.replace(opened.config, scene=config.scene or opened.config.scene)
+    settings = opened.settings(config.scene)
     train, held_out = split_views(open_scene(settings), settings)
     views = train if config.train_views else held_out
     if not views:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from hotlap.base.errors import HotlapError
 from hotlap.splat.config import LEARNABLE, SplatTrainConfig
@@ -90,10 +91,14 @@ def health(state: SplatState) -> dict[str, float]:
     if not state.count:
         return {"opacity_median": 0.0, "anisotropy_median": 1.0, "scale_median": 0.0}
     every = max(1, state.count // HEALTH_ROWS)
-    scales, opacities = state.alive("scales")[::every], state.alive("opacities")[::every]
+    return medians(state.alive("scales")[::every], state.alive("opacities")[::every])
+
+
+def medians(scales: Tensor, opacities: Tensor) -> dict[str, float]:  # [N, 3] logarithms, [N] logits
+    """The median splat's opacity, extent and shape; all are numbers that JSON has."""
     spread = scales.amax(1) - scales.amin(1)
-    medians = torch.stack([torch.sigmoid(opacities).median(), spread.median(), scales.median()])
-    opacity, needle, scale = medians.tolist()
+    middle = torch.stack([torch.sigmoid(opacities).median(), spread.median(), scales.median()])
+    opacity, needle, scale = middle.tolist()
     return {
         "opacity_median": opacity, "anisotropy_median": math.exp(min(needle, MOST_LOG)),
         "scale_median": math.exp(min(scale, MOST_LOG)),

@@ -149,7 +149,7 @@ def _follow(
     thread.start()
     while thread.is_alive():
         thread.join(LOOK_S)
-        emit(events.advance(task, done(), total, format_s(time.monotonic() - began)))
+        emit(events.advance(task, done(), total, f"looking for them: {format_s(time.monotonic() - began)}"))
     emit(events.finish(task))
     if failed:
         raise DataError(

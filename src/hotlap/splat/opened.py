@@ -17,6 +17,7 @@ from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
 from hotlap.data.transforms import find_transforms
 from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
+from hotlap.splat.guard import medians
 from hotlap.splat.judge import Model
 from hotlap.splat.outcome import MODEL, RESULTS, as_model
 from hotlap.splat.stage import DRAWN, drawn_folder
@@ -37,6 +38,17 @@ class Opened:
         """Ready to be drawn; a training's background and antialiasing come with it."""
         plain = as_model(self.splats, device, self.results.get("background"))
         return dataclasses.replace(plain, antialiased=self.config.antialiased) if self.config else plain
+
+    def settings(self, scene: str = "") -> SplatTrainConfig:
+        """Those of the training whose folder was named, with ``scene`` as another place of its scene."""
+        assert self.config is not None
+        place = scene or self.config.scene
+        if place != DRAWN and not Path(place).exists():
+            raise DataError(
+                f"the scene {place!r} of the training in {str(self.folder)!r} does not exist",
+                remedy="Say where it is with --scene",
+            )
+        return dataclasses.replace(self.config, scene=place)
 
 
 def open_splats(where: str, what: str = "model") -> Opened:
@@ -76,7 +88,13 @@ def _results(folder: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise RecordError(f"{str(folder / RESULTS)!r} is not whole JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise RecordError(f"{str(folder / RESULTS)!r} holds a {type(found).__name__}", expected="results by name")
+    background = found.get("background", [0.0] * 3)
+    is_color = isinstance(background, list) and len(background) == 3
+    if not is_color or not all(type(part) in (int, float) for part in background):
+        raise RecordError(f"{str(folder / RESULTS)!r} has background = {background!r}", expected="three numbers")
+    return found
 
 
 def export(config: SplatExportConfig) -> Path:
@@ -137,15 +155,11 @@ def _scene_info(path: Path, config: SplatInfoConfig) -> dict[str, Any]:
 
 def splats_info(splats: Splats) -> dict[str, Any]:
     """Splats in a few numbers."""
-    opacities = torch.sigmoid(torch.from_numpy(splats.logit_opacities))
-    bad = int(splats.bad().sum())
+    good = splats.take(~splats.bad())
+    bad = len(splats) - len(good)
     found: dict[str, Any] = {"splats": len(splats), "sh_degree": splats.sh_degree, "bad_splats": bad}
-    if len(splats) > bad:
-        good = splats.take(~splats.bad())
-        means, scales = torch.from_numpy(good.means), torch.from_numpy(good.log_scales)
-        found |= {
-            "low": means.amin(0).tolist(), "high": means.amax(0).tolist(),
-            "opacity_median": float(opacities.median()), "scale_median": float(scales.median().exp()),
-            "anisotropy_median": float((scales.amax(1) - scales.amin(1)).median().exp()),
-        }  # fmt: skip
+    if len(good):
+        means = torch.from_numpy(good.means)
+        scales, opacities = torch.from_numpy(good.log_scales), torch.from_numpy(good.logit_opacities)
+        found |= {"low": means.amin(0).tolist(), "high": means.amax(0).tolist(), **medians(scales, opacities)}
     return found

@@ -126,7 +126,7 @@ def as_model(splats: Splats, device: torch.device, background: list[float] | Non
         "scales": torch.from_numpy(splats.log_scales), "opacities": torch.from_numpy(splats.logit_opacities),
         "colors": colors,
     }  # fmt: skip
-    behind = torch.tensor([background], device=device) if background and any(background) else None
+    behind = torch.tensor([background], dtype=torch.float32, device=device) if background and any(background) else None
     made = {name: tensor.to(device).contiguous() for name, tensor in params.items()}
     return Model(params=made, background=behind, antialiased=splats.antialiased)
 

@@ -24,6 +24,7 @@ from hotlap.base.settings import Layer, resolve
 from hotlap.data.colmap import read_model
 from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, require_pillow
 from hotlap.data.view import first_few
+from hotlap.data.view_pixels import read_head
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
@@ -71,7 +72,7 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     try:
         for folder in (scene, work):
             folder.mkdir(parents=True, exist_ok=True)
-        _claim(config, photos, work / NOTE)
+        _claim(config, photos, work / NOTE, is_begun=(scene / IMAGES).exists())
 
         def stage(name: str, result: Path, make: Callable[[Path], None]) -> None:
             seconds.update(make_whole(name, result, make, emit))
@@ -135,11 +136,14 @@ def training_settings(config: SplatPhotosConfig) -> SplatTrainConfig | None:
     return resolve(SplatTrainConfig, [Layer("from-photos", {**own, **config.training})]).config
 
 
-def _claim(config: SplatPhotosConfig, photos: list[Path], note: Path) -> None:
-    """Notes what the folder is for; refuses one that holds something else."""
+def _claim(config: SplatPhotosConfig, photos: list[Path], note: Path, *, is_begun: bool) -> None:
+    """Notes what the folder is for; refuses one that holds something else.
+
+    Before the first stage is made it holds nothing: whoever was told to remove a bad photograph may go on there.
+    """
     wanted: dict[str, Any] = {name: getattr(config, name) for name in SHAPING}
     wanted["photographs"] = _digest(photos)
-    if not note.is_file():
+    if not is_begun or not note.is_file():
         write_durably(note, json.dumps(wanted, indent=1).encode() + b"\n", remedy="Choose another folder with --out")
         return
     try:
@@ -189,6 +193,7 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
     to.mkdir()
     emit(events.start("photographs", len(photos)))
     for number, path in enumerate(photos, 1):
+        read_head(path)  # one that a training would refuse for its size is refused before hours of work
         try:
             with pillow.open(path) as photo:
                 if photo.format == "WEBP":

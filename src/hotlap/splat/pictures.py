@@ -61,8 +61,11 @@ class Pictures:
         self._kept: list[Picture] = []
         self.place = choose_place(views, device) if place == "auto" else place
         pinholes = []
+        self.teaches = False
+        """Whether a pixel of any picture counts."""
         for loaded in self._pool.map(load, views):
             pinholes.append(loaded.camera)
+            self.teaches = self.teaches or loaded.mask is None or bool(loaded.mask.any())
             if self.place != "disk":
                 self._kept.append(self._keep(loaded))
         self.pinholes: tuple[Pinhole, ...] = tuple(pinholes)

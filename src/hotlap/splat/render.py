@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit, ignore
-from hotlap.data.picture_file import require_pillow
+from hotlap.data.picture_file import SUFFIXES, require_pillow
 from hotlap.data.scene import Pinhole
 from hotlap.device.probe import get_device
 from hotlap.splat.album import as_bytes, file_names, save_picture
@@ -31,6 +32,7 @@ from hotlap.splat.stage import open_scene, split_views
 PLAIN_SIZE = (640, 480)
 """Width and height where nothing else says."""
 VIDEO, GIF = ".mp4", ".gif"
+OTHER_KINDS = (*SUFFIXES, ".avi", ".mkv", ".mov", ".m4v", ".webm", ".apng")
 MOST_SKEW = 1e-3
 """How far a rotation that was written with few digits may be from one."""
 MOST_SIDE = 16384
@@ -56,6 +58,7 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
         behind = [1.0, 1.0, 1.0] if config.background == "white" else None
         model = dataclasses.replace(as_model(opened.splats, device, behind), antialiased=model.antialiased)
     out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
+    _check_name(out)
     moving = {VIDEO: write_video, GIF: write_gif}.get(out.suffix.lower())
     if moving is not None:
         _check_one_size(shots, out)
@@ -64,7 +67,10 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     if moving is not None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            return [moving(out, frames, config.fps)]
+            # Beside its place first: what is ended halfway cannot be played, and an older one would be lost.
+            with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as made:
+                moving(Path(made) / out.name, frames, config.fps).replace(out)
+            return [out]
         except OSError as error:
             raise StorageError(f"cannot write {str(out)!r}: {error.strerror or error}", remedy=REMEDY) from error
     written = []
@@ -73,6 +79,15 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
         save_picture(path, picture)
         written.append(path)
     return written
+
+
+def _check_name(out: Path) -> None:
+    """Refuses the name of another kind of file, where a folder of that name would be a surprise."""
+    if out.suffix.lower() in OTHER_KINDS and not out.is_dir():
+        raise ConfigError(
+            f"out = {str(out)!r} is no kind of file that is written",
+            expected=f"a name that ends in {VIDEO} or {GIF}, or that of a folder for PNG files",
+        )
 
 
 def _check_one_size(shots: list[Shot], out: Path) -> None:
@@ -100,6 +115,8 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
     """The cameras that the settings ask for."""
     if config.frames < 1 or config.fps < 1:
         raise ConfigError(f"frames = {config.frames}, fps = {config.fps} are not valid", expected="at least 1")
+    if config.scene and opened.config is None:
+        raise ConfigError(f"scene = {config.scene!r} with model = {config.model!r}", expected="a training's folder")
     if config.path == "orbit":
         return _orbit_shots(config, opened)
     if config.path != "views":
@@ -110,8 +127,9 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
             expected="the folder of a training, whose views are known",
             remedy="Take --path orbit or a JSON file of cameras",
         )
-    train, held_out = split_views(open_scene(opened.config), opened.config)
-    scale, max_side = opened.config.scale, opened.config.max_side
+    settings = opened.settings(config.scene)
+    train, held_out = split_views(open_scene(settings), settings)
+    scale, max_side = settings.scale, settings.max_side
     shots = [
         Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
         for view in held_out or train
@@ -126,7 +144,7 @@ def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
     """Around what a training's cameras look at; around the middle of the splats where no cameras are known."""
     good = opened.splats.take(~opened.splats.bad())
     if opened.config is not None:
-        scene = open_scene(opened.config)
+        scene = open_scene(opened.settings(config.scene))
         poses = orbit(scene.views, scene.points, config.frames)
         camera = planned_camera(scene.views[0], opened.config.scale, opened.config.max_side)
     else:

@@ -44,6 +44,11 @@ class Stage:
             self.test_pictures.close()
 
 
+def scene_place(scene: str) -> str:
+    """A scene's name that means the same in every folder, however it was spelt."""
+    return scene if scene in ("", DRAWN) else str(Path(scene).resolve())
+
+
 def open_scene(config: SplatTrainConfig) -> Scene:
     """The scene that the settings name."""
     if not config.scene:
@@ -85,6 +90,12 @@ def open_stage(config: SplatTrainConfig, device: torch.device, emit: Emit) -> St
     pictures = Pictures(train, load, device, config.images_on)
     tested = Pictures(held_out, load, device, "disk" if pictures.place == "disk" else "host") if held_out else None
     emit(events.finish("pictures", f"kept on {pictures.place}"))
+    if not pictures.teaches:
+        raise DataError(
+            f"the masks of the scene {config.scene!r} leave no pixel to train on",
+            expected="masks that are black only where pixels are to be left out",
+            remedy="Invert them, or train without them (--no-masks)",
+        )
     return Stage(
         scene=scene,
         views=train,

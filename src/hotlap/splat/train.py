@@ -31,7 +31,7 @@ from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.guard import Stopped
 from hotlap.splat.live import live_view
 from hotlap.splat.outcome import close_training
-from hotlap.splat.stage import Stage, open_stage
+from hotlap.splat.stage import Stage, open_stage, scene_place
 from hotlap.splat.strategy import Explosion
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
@@ -251,19 +251,19 @@ class Keeper:
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
             return dataclasses.replace(record, status=status)
-        verdict = _verdict(self.trainer, status, why, outcome)
+        verdict = _verdict(self.trainer, status, outcome)
         changes = {"status": status, "finished_at": now(), "extra": {"outcome": encode(outcome)}}
         notes = [why] if why else []
         return save(dataclasses.replace(record, **changes, notes=notes, verdict=verdict), self.folder)  # type: ignore[arg-type]
 
 
-def _verdict(trainer: Trainer, status: str, why: str, outcome: dict[str, Any]) -> Verdict:
+def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any]) -> Verdict:
     parts = [f"{trainer.step} steps in {format_s(trainer.seconds)}", _figures(outcome.get("held_out", {}))]
     parts += [f"{outcome.get('splats', trainer.state.count)} splats"]
     done = {"complete": "trained "}.get(status, f"{status} after ")
     headline = done + "; ".join(part for part in parts if part)
     code = {"complete": 0, "interrupted": 130}.get(status, 1)
-    return Verdict(outcome=status, headline=headline, exit_code=code, lines=[why] if why else [])
+    return Verdict(outcome=status, headline=headline, exit_code=code)
 
 
 def _figures(scores: dict[str, float]) -> str:
@@ -310,12 +310,14 @@ def _make_folder(config: SplatTrainConfig) -> Path:
 
 
 def _write_settings(config: SplatTrainConfig, folder: Path) -> None:
-    write_durably(folder / SETTINGS, json.dumps(encode(config), indent=1).encode() + b"\n", remedy=REMEDY)
+    settings = encode(config) | {"scene": scene_place(config.scene)}
+    write_durably(folder / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n", remedy=REMEDY)
 
 
 def _check_same(config: SplatTrainConfig, folder: Path) -> None:
     """Refuses to go on with settings that would have made another model."""
     before, after = read_settings(folder), encode(config)
+    before, after = ({**one, "scene": scene_place(str(one.get("scene", "")))} for one in (before, after))
     for name, value in after.items():
         if name not in FREE and name in before and before[name] != value:
             raise ConfigError(
