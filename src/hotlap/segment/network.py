@@ -38,7 +38,12 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
     if named is not None and (named.startswith(SMP) or width is not None):
         name, num_maps = named, _num_maps_given(weights, file, named, width)
     else:
-        name, width, num_maps = recognise(weights, file, named)
+        name, own, num_maps = recognise(weights, file, named)
+        if width not in (None, own):
+            raise UsageError(
+                f"width = {width} is not that of weights = {str(file)!r}", expected=str(own), remedy="Leave --width out"
+            )
+        width = own
     head = marked_head(weights) or usual_head(num_maps)
     if head is None or len(HEADS[head]) != num_maps:
         expected = "; ".join(", ".join(names) for names in HEADS.values())
