@@ -115,6 +115,22 @@ def test_a_network_is_trained_and_scored(folder, tmp_path, capsys):
     assert found["num_images"] == 2 and set(found["images"][0]) >= {"name", "ap50", "pq"}
 
 
+def test_a_training_goes_on_without_images_that_cannot_serve(folder, tmp_path, capsys):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    Image.new("L", (7, 9)).save(data / "labels" / "c1.png")
+    (data / "images" / "c5.png").write_bytes(b"")
+    train = ["segment", "train", str(data), "--model", "unet", "--width", "2", "--size", "32", "--batch", "2"]
+    train += ["--crops", "1", "--device", "cpu", "--workers", "0", "--out", str(tmp_path / "out"), "--epochs", "1"]
+    assert run([*train, "--eval-every", "1", "--quiet"]) == 0
+    (listed,) = (tmp_path / "out").rglob("bad_samples.txt")
+    said = listed.read_text()
+    assert "label of 'c1' is 7x9 pixels" in said and "c5.png) cannot be read: the file is empty" in said
+    assert "bad samples" in capsys.readouterr().out and (tmp_path / "out" / "weights.pt").is_file()
+    assert run([*train, "--on-bad-sample", "raise", "--quiet"]) == 2
+    assert "label of 'c1' is 7x9 pixels" in capsys.readouterr().err
+
+
 def test_the_engine_is_told_what_was_asked(tmp_path):
     config = training(
         SegmentTrainConfig(data=tmp_path, model="smp:unet/resnet18", out=tmp_path / "o", lr=1e-3, steps=7)
