@@ -93,6 +93,16 @@ def test_scores_of_before_stay_until_the_new_ones_are_written(folder, tmp_path, 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_an_interrupted_evaluation_points_to_no_runs(folder, tmp_path, monkeypatch, capsys):
+    def interrupted(picture):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotlap.segment.otsu.otsu_foreground", interrupted)
+    assert run(["segment", "eval", str(folder), "--out", str(tmp_path / "scores"), "--quiet"]) == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted; the same command begins anew")
+    assert not [path for path in (tmp_path / "scores").rglob("*") if path.is_file()]
+
+
 def test_nothing_to_score_is_an_error_with_the_reason(folder, tmp_path):
     data = tmp_path / "cells"
     shutil.copytree(folder, data)
