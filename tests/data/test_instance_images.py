@@ -79,12 +79,37 @@ def test_a_stack_of_pages_is_named(folder, part):
         find_images(folder)[1].read()
 
 
-@pytest.mark.parametrize("value", [0.5, np.nan])
-def test_a_label_of_fractions_is_named(folder, value):
+@pytest.mark.parametrize("value", [0.5, np.nan, np.inf, 2**32 + 1])
+def test_a_label_that_numbers_nothing_is_named(folder, value):
     (folder / "labels" / "cell1.png").unlink()
-    (folder / "labels" / "cell1.tif").write_bytes(write_tiff(np.full((8, 10), value, np.float32)))
+    kind = np.int64 if isinstance(value, int) else np.float32
+    (folder / "labels" / "cell1.tif").write_bytes(write_tiff(np.full((8, 10), value, kind)))
     with pytest.raises(DataError, match=f"label of 'cell1' has numbers such as {value}.*whole numbers"):
         find_images(folder)[1].read()
+
+
+@pytest.mark.parametrize(
+    "kind", [np.uint8, np.uint16, np.uint32, np.int32, np.int64, np.uint64, np.float32, np.float64]
+)
+def test_labels_of_every_kind_of_number_are_read(folder, kind):
+    """Whole numbers of 64 bits are what scikit-image numbers objects with, and Pillow does not know them in a TIFF."""
+    want = np.random.default_rng(2).integers(0, 200, (8, 10))
+    (folder / "labels" / "cell1.png").unlink()
+    (folder / "labels" / "cell1.tif").write_bytes(write_tiff(want.astype(kind)))
+    np.testing.assert_array_equal(find_images(folder)[1].read()[1], want)
+
+
+@pytest.mark.parametrize("mode", ["P", "LA", "RGBA", "1"])
+def test_labels_of_every_mode_are_read(folder, mode):
+    want = np.random.default_rng(2).integers(0, 2 if mode == "1" else 200, (8, 10)).astype(np.uint8)
+    label = Image.fromarray(want) if mode != "1" else Image.fromarray(want.astype(bool))
+    if mode == "P":
+        label.putpalette(np.random.default_rng(3).integers(0, 255, 768, np.uint8).tobytes())
+    elif mode != "1":
+        label = label.convert(mode)
+    assert label.mode == mode
+    label.save(folder / "labels" / "cell1.png")
+    np.testing.assert_array_equal(find_images(folder)[1].read()[1], want)
 
 
 def test_a_colour_label_is_named(folder):
@@ -93,11 +118,12 @@ def test_a_colour_label_is_named(folder):
         find_images(folder)[1].read()
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", None])
-def test_a_damaged_image_is_named(folder, content):
-    path = folder / "images" / "cell2.png"
+@pytest.mark.parametrize("part", ["image", "label"])
+@pytest.mark.parametrize("content", [b"", b"no picture", b"II*\0\0\0\0\0", None])
+def test_a_damaged_file_is_named(folder, content, part):
+    path = folder / f"{part}s" / "cell2.png"
     path.write_bytes(path.read_bytes()[:-30] if content is None else content)
-    with pytest.raises(DataError, match=r"image of 'cell2' .*cell2\.png. cannot be read"):
+    with pytest.raises(DataError, match=rf"{part} of 'cell2' .*cell2\.png. cannot be read"):
         find_images(folder)[2].read()
 
 

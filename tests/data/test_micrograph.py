@@ -153,6 +153,23 @@ def test_pages_are_pictures_with_names(tmp_path):
     assert one(tmp_path / "single.tif").name == "single"
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_stack_of_imagej_with_one_header_is_read_whole(tmp_path, order):
+    """As ImageJ writes it where a stack does not fit the format; the other pages were lost without a word."""
+    tifffile = pytest.importorskip("tifffile")
+    want = np.random.default_rng(0).integers(0, 60000, (3, 6, 8), dtype=np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", want, imagej=True, truncate=True, byteorder=order)
+    with Image.open(tmp_path / "a.tif") as opened:
+        assert opened.n_frames == 1
+    found = list(read_pictures(tmp_path / "a.tif"))
+    assert [(p.page, p.num_pages) for p in found] == [(0, 3), (1, 3), (2, 3)]
+    np.testing.assert_array_equal(np.stack([p.pixels[..., 0] for p in found]), want)
+    (tmp_path / "a.tif").write_bytes((tmp_path / "a.tif").read_bytes()[:-30])
+    heard = []
+    assert len(list(read_pictures(tmp_path / "a.tif", hear=heard.append))) == 2
+    assert "page 2" in str(heard[0]) and "cut short" in str(heard[0])
+
+
 def test_jpeg_in_tiff_is_read_by_pillow_and_turned_once(tmp_path):
     values = np.zeros((16, 48, 3), np.uint8)
     values[:, 40:, 0] = 250
@@ -214,6 +231,8 @@ def bad(folder, kind):
         path.write_bytes(content)
     elif kind == "unknown 16 bit":
         pytest.importorskip("tifffile").imwrite(path, good.astype(np.uint16), photometric="rgb", compression="lzma")
+    elif kind == "no page":
+        path.write_bytes(b"II*\0" + bytes(4))
     elif kind == "five channels":
         path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
     return path
@@ -227,7 +246,7 @@ def bad(folder, kind):
         ("cmyk tiff", "CMYK"), ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
         ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
-        ("five channels", "5 channels, not 1 or 3"),
+        ("five channels", "5 channels, not 1 or 3"), ("no page", "it has no page"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_with_its_reason(tmp_path, kind, reason):

@@ -168,6 +168,45 @@ def test_simplified_rings_match_the_reference(case, tolerance):
 
 
 @each_case
+@pytest.mark.parametrize("tolerance", [0.0, 0.75, 3.0])
+def test_tangled_rings_are_those_of_the_reference(case, tolerance):
+    points, starts, owners = op.trace(case.make())
+    keep = op.simplify(points, starts, tolerance)
+    holes = shoelace(points, starts) < 0
+    left = points[keep], np.append(0, np.cumsum(keep))[starts], owners
+    np.testing.assert_array_equal(op.tangled(left, holes, impl="cpu"), op.tangled(left, holes, impl="reference"))
+
+
+SQUARE = [(0, 0), (9, 0), (9, 9), (0, 9)]
+
+
+@each_impl
+@pytest.mark.parametrize(
+    ("rings", "holes", "is_tangled"),
+    [
+        ([SQUARE], [False], False),
+        ([[(0, 0), (9, 9), (9, 0), (0, 9)]], [False], True),  # a bow
+        ([[(0, 0), (9, 0), (4, 0), (4, 5)]], [False], True),  # goes back along itself
+        ([[(0, 0), (4, 0), (8, 4), (8, 0), (4, 0), (0, 4)]], [False], True),  # a corner that is come by twice
+        ([[(0, 0), (8, 0), (8, 8), (4, 0), (0, 8)]], [False], True),  # a corner on a side
+        ([SQUARE, [(2, 2), (2, 4), (4, 4)]], [False, True], False),
+        ([SQUARE, [(2, 2), (2, 4), (12, 4)]], [False, True], True),  # a hole across the edge
+        ([SQUARE, [(12, 2), (12, 4), (14, 4)]], [False, True], True),  # a hole outside
+        ([SQUARE, [(0, 0), (2, 4), (4, 4)]], [False, True], True),  # a hole that touches the outside
+        ([SQUARE, [(2, 2), (2, 7), (7, 7), (7, 2)], [(4, 4), (6, 4), (6, 6)]], [False, True, False], False),
+        ([SQUARE, [(2, 2), (4, 4), (2, 4)]], [False, False], True),  # a part within another
+    ],
+)
+def test_what_is_tangled(impl, rings, holes, is_tangled):
+    other = [(20, 20), (29, 20), (29, 29)]  # an object that is well
+    points = np.array([corner for ring in [*rings, other] for corner in ring], np.int64)
+    starts = np.cumsum([0, *map(len, rings), len(other)])
+    owners = np.array([3] * len(rings) + [8], np.int32)
+    found = op.tangled((points, starts, owners), np.array([*holes, False]), impl=impl)
+    assert found.tolist() == ([3] if is_tangled else [])
+
+
+@each_case
 @each_impl
 def test_filled_labels_are_those_whose_holes_scipy_fills(case, impl):
     labels = case.make()

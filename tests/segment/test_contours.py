@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from hotlap.kernels.instances.cases import blobs, nested, noise
+from hotlap.kernels.instances.op import tangled
 from hotlap.segment.contours import draw_outlines, filled, outlines
 
 pytest.importorskip("numba")
@@ -19,6 +21,37 @@ def area(ring):
 @pytest.mark.parametrize("labels", [nested(), noise(17, 23), blobs(97, 64, 60), np.zeros((3, 3), np.int32)])
 def test_outlines_lead_back_to_the_very_labels(labels):
     np.testing.assert_array_equal(draw_outlines(outlines(labels), labels.shape), labels)
+
+
+def crumbs(seed):
+    """Ragged objects with holes, thin walls and corners that touch."""
+    random = np.random.default_rng(seed)
+    return ndimage.label(ndimage.gaussian_filter(random.random((90, 110)), 0.8) > 0.47)[0].astype(np.int32)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.75, 2.0, 6.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_outline_is_a_polygon_that_others_can_compute_with(seed, tolerance):
+    """No ring meets itself or another but in a corner, as GIS programs ask; simplified ones crossed now and then."""
+    labels = crumbs(seed)
+    found = outlines(labels, tolerance=tolerance)
+    rings = [(o.label, ring, hole) for o in found for p in o.parts for hole, ring in enumerate((p.outer, *p.holes))]
+    assert sum(hole > 0 for _, _, hole in rings) > 10 and all(len(o.parts) == 1 for o in found)
+    for _, ring, hole in rings:
+        assert len({tuple(corner) for corner in ring.tolist()}) == len(ring), "a corner is come by once"
+        assert (area(ring) < 0) == (hole > 0)
+        alone = ring.astype(np.int64), np.array([0, len(ring)]), np.array([1], np.int32)
+        assert not len(tangled(alone, np.array([area(ring) < 0])))
+    if tolerance == 0:
+        np.testing.assert_array_equal(draw_outlines(found, labels.shape), labels)
+
+
+def test_what_is_closed_by_a_corner_alone_is_a_hole_of_the_outline():
+    labels = np.array([[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 1, 1], [1, 1, 0, 0]], np.int32)
+    (found,) = outlines(labels)
+    (part,) = found.parts
+    assert area(part.outer) == 14 and [area(hole) for hole in part.holes] == [-3]
+    np.testing.assert_array_equal(draw_outlines([found], labels.shape), labels)
 
 
 def test_a_square_has_four_corners_clockwise():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -72,3 +74,15 @@ def test_a_data_set_averages_pictures_and_counts_objects():
 def test_sizes_must_be_the_same():
     with pytest.raises(ShapeError, match=r"\[1, 50\].*\[2, 50\]"):
         score_image(np.zeros((2, 50)), TRUTH)
+
+
+def test_tens_of_thousands_of_objects_need_no_table_of_all_pairs():
+    """One of 40,000 by 40,000 would be 12 GiB."""
+    truth = np.arange(1, 40_001).reshape(200, 200).repeat(3, 0).repeat(3, 1)
+    tracemalloc.start()
+    scores = score_image(truth, np.where(truth % 4, truth + 7, 0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert scores.at[0.95].tp == 30_000 and scores.at[0.95].fn == 10_000 and scores.at[0.5].fp == 0
+    assert scores.dice == pytest.approx(6 / 7)
+    assert peak < 1 << 28

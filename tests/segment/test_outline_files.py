@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 
 import numpy as np
@@ -90,9 +91,22 @@ def test_imagej_regions_are_those_that_roifile_reads():
     plain, holed = regions["00004.roi"], regions["00001.roi"]
     assert sorted(map(tuple, plain.coordinates().tolist())) == [(6, 6), (6, 7), (7, 6), (7, 7)]
     assert (plain.left, plain.top, plain.right, plain.bottom) == (6, 6, 7, 7)
+    assert plain.roitype == roifile.ROI_TYPE.TRACED
+    simplified = outlines(np.tri(20, dtype=np.int32), tolerance=1.0)
+    with zipfile.ZipFile(io.BytesIO(write_rois(simplified))) as archive:
+        assert roifile.ImagejRoi.frombytes(archive.read("00001.roi")).roitype == roifile.ROI_TYPE.POLYGON
     rings = holed.coordinates(multi=True)
     assert len(rings) == 2
     assert {tuple(corner) for corner in rings[1].tolist()} == {(1, 1), (12, 1), (1, 12), (12, 12)}
+
+
+def test_every_imagej_region_has_its_second_header():
+    """As ImageJ writes it; read-roi, which looks for channel, slice and frame there, failed without."""
+    with zipfile.ZipFile(io.BytesIO(write_rois(outlines(nested())))) as archive:
+        regions = [archive.read(name) for name in archive.namelist()]
+    for content in regions:
+        (at,) = struct.unpack_from(">I", content, 60)
+        assert at == len(content) - 64 and struct.unpack_from(">3I", content, at + 4) == (0, 0, 0)
 
 
 def test_regions_beyond_32767_pixels_are_kept(tmp_path):

@@ -122,6 +122,16 @@ def test_a_stale_profile_is_said_and_not_used(folder, weights, profile, reached)
     assert "is stale and not used: torch was 1.0" in told and reached[0] == (7, torch.float32)
 
 
+def test_a_network_tuned_with_images_of_a_size_is_a_tuned_one(folder, weights, profile, reached):
+    """Of several sizes the one nearest to a tile decides; a profile of another width is another network's."""
+    for size, width, batch in ((32, WIDTH, 5), (64, WIDTH, 2), (512, WIDTH, 7), (64, WIDTH + 1, 6)):
+        options = {"width": width, "size": size}
+        key = ask_key(Question(target="unet", mode="infer", options=options, inputs=[], device="cpu"))
+        ProfileStore().save(dataclasses.replace(profile, key=key, batch=batch))
+    told = predicted(settings(folder, weights))
+    assert [num for num, _ in reached] == [2, 2, 2, 1] and "at batch 2, measured 2026-01-02" in told
+
+
 def test_a_network_that_was_never_tuned_says_how(folder, weights):
     told = predicted(settings(folder, weights))
     assert "'unet' was never tuned here. 'hotlap tune unet --for infer --set workload.width=2' finds" in told

@@ -66,6 +66,43 @@ def test_images_that_cannot_be_scored_are_named_and_the_rest_is(folder, tmp_path
     assert names == {f"c{n}.png" for n in (0, 2, 4, 5)}
 
 
+def test_an_image_without_an_answer_is_named_and_the_rest_is_scored(folder, tmp_path, monkeypatch):
+    """A single one that came out as NaN, as fp16 can, was nameless and took the scores of all others with it."""
+
+    def nan_for_the_second(pictures):
+        for number, picture in enumerate(pictures):
+            yield number, otsu_foreground(picture) * (np.nan if number == 1 else 1)
+
+    monkeypatch.setattr("hotlap.segment.evaluate._by_threshold", nan_for_the_second)
+    found = evaluate(SegmentEvalConfig(data=folder, out=tmp_path, split="all"))
+    assert found["num_images"] == 5 and list(found["bad"]) == ["c1"]
+    assert "c1: the network's answer is NaN at 4096 of 4096 places" in found["bad"]["c1"]
+
+
+def test_scores_of_before_stay_until_the_new_ones_are_written(folder, tmp_path, monkeypatch):
+    config = SegmentEvalConfig(data=folder, out=tmp_path, split="all", pictures=2)
+    evaluate(config)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match=r"images\.csv': No space left"):
+        evaluate(config)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_interrupted_evaluation_points_to_no_runs(folder, tmp_path, monkeypatch, capsys):
+    def interrupted(picture):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotlap.segment.otsu.otsu_foreground", interrupted)
+    assert run(["segment", "eval", str(folder), "--out", str(tmp_path / "scores"), "--quiet"]) == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted; the same command begins anew")
+    assert not [path for path in (tmp_path / "scores").rglob("*") if path.is_file()]
+
+
 def test_nothing_to_score_is_an_error_with_the_reason(folder, tmp_path):
     data = tmp_path / "cells"
     shutil.copytree(folder, data)
@@ -86,6 +123,22 @@ def test_a_network_is_trained_and_scored(folder, tmp_path, capsys):
     assert run([*score, "--quiet", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_images"] == 2 and set(found["images"][0]) >= {"name", "ap50", "pq"}
+
+
+def test_a_training_goes_on_without_images_that_cannot_serve(folder, tmp_path, capsys):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    Image.new("L", (7, 9)).save(data / "labels" / "c1.png")
+    (data / "images" / "c5.png").write_bytes(b"")
+    train = ["segment", "train", str(data), "--model", "unet", "--width", "2", "--size", "32", "--batch", "2"]
+    train += ["--crops", "1", "--device", "cpu", "--workers", "0", "--out", str(tmp_path / "out"), "--epochs", "1"]
+    assert run([*train, "--eval-every", "1", "--quiet"]) == 0
+    (listed,) = (tmp_path / "out").rglob("bad_samples.txt")
+    said = listed.read_text()
+    assert "label of 'c1' is 7x9 pixels" in said and "c5.png) cannot be read: the file is empty" in said
+    assert "bad samples" in capsys.readouterr().out and (tmp_path / "out" / "weights.pt").is_file()
+    assert run([*train, "--on-bad-sample", "raise", "--quiet"]) == 2
+    assert "label of 'c1' is 7x9 pixels" in capsys.readouterr().err
 
 
 def test_the_engine_is_told_what_was_asked(tmp_path):
@@ -146,7 +199,7 @@ def test_truth_and_finding_are_outlined_side_by_side():
     truth, found = np.zeros((64, 64), int), np.zeros((64, 64), int)
     truth[10:20, 10:20] = 1
     found[40:50, 40:50] = 3
-    drawn = np.asarray(compared(picture, truth, found))
+    drawn = compared(picture, truth, found)
     assert drawn.shape == (256, 2 * 256 + 4, 3)
     left, right = drawn[:, :256], drawn[:, 260:]
     assert tuple(left[40, 40]) == TRUE_COLOUR and tuple(right[160, 160]) == FOUND_COLOUR

@@ -116,7 +116,10 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
     (folder / "text.png").write_text("no picture")
     (folder / "cut.png").write_bytes(good[: len(good) // 2])
     (folder / "empty.jpg").write_bytes(b"")
-    frames[0].save(folder / "moving.png", save_all=True, append_images=frames[1:])
+    for name in ("moving.png", "moving.gif"):
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:])
+    (folder / "scope.czi").write_bytes(b"ZISRAWFILE")
+    frames[1].save(folder / "still.webp", lossless=True)
     Image.new("CMYK", (8, 8)).save(folder / "print.jpg")
     (folder / "nan.tif").write_bytes(write_tiff(np.array([[1, np.nan]], np.float32)))
     huge = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
@@ -129,7 +132,8 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
     answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor())
     reasons = {
         "text.png": "no known picture format", "cut.png": "", "empty.jpg": "the file is empty",
-        "moving.png": "animated: 2 frames", "print.jpg": "CMYK", "nan.tif": "1 of its 2 numbers are NaN",
+        "moving.png": "animated: 2 frames", "moving.gif": "animated: 2 frames", "print.jpg": "CMYK",
+        "scope.czi": "no known picture format", "nan.tif": "1 of its 2 numbers are NaN",
         "huge.png": "60000x60000 pixels are more than most_pixels",
     }  # fmt: skip
     assert set(answer.bad) == set(reasons) and answer.exit_code == 1
@@ -137,7 +141,7 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
         assert words in answer.bad[name] and answer.bad[name]
         assert any(e.kind == "warn" and name in e.text for e in heard)
         assert any(f"skipped {name}: " in line for line in answer.lines())
-    assert answer.num_images == 5 and answer.num_objects == 6
+    assert answer.num_images == 6 and answer.num_objects == 6
     np.testing.assert_array_equal(labels_of(folder.parent / "out", "deep") > 0, TRUTH["c"] > 0)
 
 
@@ -388,6 +392,8 @@ def test_folders_that_will_not_do_are_named(tmp_path, folder):
     with pytest.raises(DataError, match=r"folder 'no/where' does not exist"):
         predict_folder(settings(Path("no/where")), predictor=bright_predictor())
     (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"folder '.*/file' is a file\. Expected a folder"):
+        predict_folder(settings(tmp_path / "file"), predictor=bright_predictor())
     with pytest.raises(StorageError, match=r"out = .*file/out' cannot be written: Not a directory"):
         predict_folder(settings(folder, out=tmp_path / "file" / "out"), predictor=bright_predictor())
 

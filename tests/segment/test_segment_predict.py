@@ -142,6 +142,8 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
         load_predictor(config(model="hrnet", weights=path))
     with pytest.raises(UsageError, match=r"a.pt' do not fit the model"):
         load_predictor(config(model="unet", weights=path, width=7))
+    with pytest.raises(UsageError, match=r"width = 7 is not that of weights = .*a.pt'. Expected 3"):
+        load_predictor(config(model=str(path), width=7))
 
 
 def test_models_that_are_not_there_are_named(tmp_path):
@@ -151,7 +153,10 @@ def test_models_that_are_not_there_are_named(tmp_path):
         load_predictor(config(model="no/such.pt"))
     with pytest.raises(UsageError, match=r"weights = 'no.pt' does not exist"):
         load_predictor(config(model="unet", weights=Path("no.pt")))
-    with pytest.raises(UsageError, match=r"holds no checkpoint"):
+    with pytest.raises(UsageError, match=r"holds no checkpoint. Expected weights.pt or checkpoints/step-\*.pt in it.$"):
+        load_predictor(config(model=str(tmp_path)))
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UsageError, match=r"was killed has checkpoints in .*/runs: 'hotlap segment train' .* --resume"):
         load_predictor(config(model=str(tmp_path)))
 
 

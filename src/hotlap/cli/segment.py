@@ -9,6 +9,7 @@ from rich.text import Text
 
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.cli.commands import _dry_run, _exit_code, _print_json, _print_record, _stderr
+from hotlap.cli.main import EXIT_INTERRUPTED, complain
 from hotlap.cli.options import Request
 from hotlap.cli.show import ProgressDoor, make_console
 
@@ -38,8 +39,12 @@ def run_eval(request: Request) -> int:
     config = request.resolved.config
     if request.common.dry_run:
         return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        found = evaluate(config, door)
+    try:
+        with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+            found = evaluate(config, door)
+    except KeyboardInterrupt:  # it leaves no run behind that could be listed
+        complain("interrupted; the same command begins anew")
+        return EXIT_INTERRUPTED
     code = EXIT_CHECK_FAILED if found["bad"] else EXIT_OK
     if request.common.json:
         _print_json(found)

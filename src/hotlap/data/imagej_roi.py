@@ -1,7 +1,8 @@
 """Objects as ImageJ's regions of interest: a zip with one ``.roi`` for each, which its ROI Manager opens.
 
-A plain object is a traced region of pixel corners; one with holes, in several parts, or with corners between pixels is
-a composite.
+A plain object is a traced region where all sides are those of pixels, as ImageJ's wand makes them, and a polygon where
+it was simplified: ImageJ measures the perimeter of each in its own way. One with holes, in several parts, or with
+corners between pixels is a composite.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from hotlap.data.file_bytes import read_whole
 from hotlap.data.outline import Outline, Polygon
 
 VERSION = 228
-_RECTANGLE, _TRACED, _POLYGON = 1, 7, 0
+_POLYGON, _RECTANGLE, _FREEHAND, _TRACED = 0, 1, 7, 8
 _MOVE, _LINE, _CLOSE = 0.0, 1.0, 4.0
-_HEADER = struct.Struct(">4sHBBhhhhH16sHi24s")
+_HEADER = struct.Struct(">4sHBBhhhhH16sHi20sI")
+_SECOND_HEADER = bytes(64)
+"""Of channel, slice, frame and name, all unsaid. ImageJ always writes one, and there are readers that rely on it."""
 _MOST = 32767
 _MOST_CORNERS = 65535
 
@@ -45,11 +48,14 @@ def roi_bytes(outline: Outline) -> bytes:
     box = tuple(int(min(side, _MOST)) for side in (top, left, bottom, right))
     if plain:
         ring = outline.parts[0].outer - (left, top)
-        head = _HEADER.pack(b"Iout", VERSION, _TRACED, 0, *box, len(ring), bytes(16), 0, 0, bytes(24))
-        return head + ring.T.round().astype(">i2").tobytes()
-    path = [value for part in outline.parts for ring in (part.outer, *part.holes) for value in _path(ring)]
-    head = _HEADER.pack(b"Iout", VERSION, _RECTANGLE, 0, *box, 0, bytes(16), 0, len(path), bytes(24))
-    return head + np.array(path, ">f4").tobytes()
+        is_traced = bool((np.roll(ring, -1, axis=0) == ring).any(1).all())
+        kind, num_corners, num_steps = _TRACED if is_traced else _POLYGON, len(ring), 0
+        body = ring.T.round().astype(">i2").tobytes()
+    else:
+        path = [value for part in outline.parts for ring in (part.outer, *part.holes) for value in _path(ring)]
+        kind, num_corners, num_steps, body = _RECTANGLE, 0, len(path), np.array(path, ">f4").tobytes()
+    counts = num_corners, bytes(16), 0, num_steps, bytes(20), _HEADER.size + len(body)
+    return _HEADER.pack(b"Iout", VERSION, kind, 0, *box, *counts) + body + _SECOND_HEADER
 
 
 def _path(ring: np.ndarray) -> list[float]:
@@ -59,7 +65,7 @@ def _path(ring: np.ndarray) -> list[float]:
 
 
 def read_rois(path: Path) -> list[Outline]:
-    """The regions of a zip that were traced, drawn as polygons or composed; rings that run backwards are holes."""
+    """The regions of a zip that were traced, drawn or composed; rings that run backwards are holes."""
     try:
         with zipfile.ZipFile(io.BytesIO(read_whole(path))) as archive:
             names = [name for name in archive.namelist() if name.lower().endswith(".roi")]
@@ -69,10 +75,10 @@ def read_rois(path: Path) -> list[Outline]:
 
 
 def _parse(content: bytes, number: int, name: str, path: Path) -> Outline:
-    magic, _, kind, _, top, left, _, _, count, _, _, size, _ = _HEADER.unpack_from(content)
+    magic, _, kind, _, top, left, _, _, count, _, _, size, _, _ = _HEADER.unpack_from(content)
     if magic != b"Iout":
         raise DataError(f"file {str(path)!r}: {name!r} does not begin as a region does")
-    if kind in (_TRACED, _POLYGON):
+    if kind in (_TRACED, _POLYGON, _FREEHAND):
         corners = np.frombuffer(content, ">i2", 2 * count, _HEADER.size).reshape(2, count).T.astype(np.float64)
         return Outline(number, (Polygon(corners + np.array([left, top])),))
     if kind == _RECTANGLE and size > 0:

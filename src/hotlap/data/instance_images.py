@@ -5,7 +5,6 @@ Every fifth image by name is held out, so the split is the same wherever the dat
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ import numpy as np
 
 from hotlap.base.errors import DataError, StorageError
 from hotlap.data.image_folder import HOLD_OUT_EVERY, find_pairs
-from hotlap.data.micrograph import Picture, pictures_in, read_pictures
-from hotlap.data.picture_file import UnreadablePicture, require_pillow
+from hotlap.data.micrograph import Picture, numbers_in, pictures_in, read_pictures
+from hotlap.data.picture_file import UnreadablePicture
 
 LABELS = "label:"
 """Begins the name of a label among a packed file's arrays; "image:" that of its image."""
 IMAGES = "image:"
+MOST_OBJECTS = 2**31 - 1
+"""The highest number that labels can be worked with in memory: two above it could become the same object."""
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 Numbered = np.ndarray[Any, np.dtype[np.int32]]
@@ -37,8 +38,8 @@ class InstanceImage:
     def read(self) -> tuple[Pixels, Numbered]:  # [H, W, C], C is 1 or 3; [H, W]
         """The pixels, with all of their bits as for prediction, and the number of each one's object, 0 for none."""
         image = _pixels(self.image, f"image of {self.name!r}")
-        label = np.asarray(_decode(self.label, f"label of {self.name!r}"))
-        if label.ndim == 3 and (label[..., :1] == label[..., :3]).all():
+        label = _numbers(self.label, f"label of {self.name!r}")
+        if label.shape[2] == 1 or (label[..., :1] == label[..., :3]).all():
             label = label[..., 0]
         if label.ndim != 2:
             raise DataError(
@@ -51,12 +52,20 @@ class InstanceImage:
                 expected=f"the size of its image, {image.shape[1]}x{image.shape[0]}",
                 remedy="Export the label again at the image's size",
             )
-        if label.dtype.kind == "f" and not (np.isfinite(label).all() and (label == np.round(label)).all()):
+        wrong = label[~_is_number(label)]
+        if wrong.size:
             raise DataError(
-                f"label of {self.name!r} has numbers such as {label[label != np.round(label)][0]}",
-                expected="whole numbers, one for each object",
+                f"label of {self.name!r} has numbers such as {wrong[0]}",
+                expected=f"whole numbers up to {MOST_OBJECTS}, one for each object",
             )
         return image, label.astype(np.int32)
+
+
+def _is_number(label: Pixels) -> Pixels:  # [H, W] -> [H, W] bool
+    """Where a label's values can be the number of an object, or 0 for none."""
+    if label.dtype.kind == "f":
+        return np.isfinite(label) & (label == np.round(label)) & (abs(label) <= MOST_OBJECTS)
+    return label <= MOST_OBJECTS
 
 
 def find_images(source: Path) -> list[InstanceImage]:
@@ -116,16 +125,14 @@ def _pixels(source: Path | bytes, what: str) -> Pixels:
     return first.pixels
 
 
-def _decode(source: Path | bytes, what: str) -> Any:
-    image_module = require_pillow()
+def _numbers(source: Path | bytes, what: str) -> Pixels:  # [H, W, C]
     try:
-        image = image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        image.load()
-    except (OSError, SyntaxError, ValueError, EOFError, image_module.DecompressionBombError) as error:
-        raise _unreadable(source, what, str(error)) from error
-    if getattr(image, "n_frames", 1) > 1:
-        raise _unreadable(source, what, f"it has {image.n_frames} pages")
-    return image
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        return numbers_in(content, Path() if isinstance(source, bytes) else source)
+    except UnreadablePicture as error:
+        raise _unreadable(source, what, error.reason) from error
+    except OSError as error:
+        raise _unreadable(source, what, error.strerror or str(error)) from error
 
 
 def _unreadable(source: Path | bytes, what: str, reason: str) -> DataError:

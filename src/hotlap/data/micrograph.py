@@ -1,4 +1,4 @@
-"""Pictures to find objects in, with all of their bits: PNG, JPEG, TIFF and BMP, grey or colour, page by page.
+"""Pictures to find objects in, with all of their bits: PNG, JPEG, TIFF, BMP and WebP, grey or colour, page by page.
 
 Alpha is dropped, a palette becomes colour, and a photograph is turned as its EXIF says, so results lie on the picture
 as viewers show it. Refused, with the file's name: what is no picture or is damaged, animations, CMYK, numbers that are
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import DataError, TooLarge
+from hotlap.data.picture_file import SUFFIXES as USUAL
 from hotlap.data.picture_file import PictureTooLarge, UnreadablePicture, require_pillow
 from hotlap.data.png16 import needs_all_bits, read_png16
 from hotlap.data.tiff import (
@@ -33,7 +34,9 @@ from hotlap.data.tiff import (
     pages_in,
 )
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+SUFFIXES = (*USUAL, ".gif")
+MICROSCOPES = (".czi", ".nd2", ".lif", ".oib", ".oir", ".ims", ".vsi", ".dcm", ".jp2", ".heic")
+"""Endings of pictures that are not read: a folder's user is told of them, and not of its notes and tables."""
 MOST_PIXELS = 1_000_000_000
 _DAMAGE = (
     OSError, SyntaxError, ValueError, EOFError, ArithmeticError, IndexError, KeyError, TypeError, MemoryError,
@@ -99,6 +102,26 @@ def pictures_in(
             yield Picture(path, None, _checked(_read_other(content, most_pixels)))
     except UnreadablePicture:
         raise
+    except (DataError, *_DAMAGE) as error:
+        raise _unreadable(path, error) from error
+
+
+def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
+    """The samples of a picture whose values are numbers, as labels are: a palette's are its places, not its colours."""
+    try:
+        if content[:4] in _TIFF:
+            page, *others = pages_in(content, path)
+            if others:
+                raise ValueError(f"it has {1 + len(others)} pages")
+            _check_size(page.width, page.height, MOST_PIXELS)
+            if not _is_plain_lzw(page, page.tag(PHOTOMETRIC, 1)) and (samples := page.decode()) is not None:
+                return _turned(samples, page.tag(ORIENTATION, 1))
+        if not content:
+            raise ValueError("the file is empty")
+        image = _opened(content, MOST_PIXELS)
+        if getattr(image, "n_frames", 1) > 1:
+            raise ValueError(f"it has {image.n_frames} frames")
+        return np.atleast_3d(np.asarray(image))[..., : _MODES.get(image.mode)]
     except (DataError, *_DAMAGE) as error:
         raise _unreadable(path, error) from error
 

@@ -7,10 +7,11 @@ predictors. Other compressions, such as JPEG, are ``None`` here and left to Pill
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ _SIZES = {
 _MOST_PAGES = 100_000
 _MOST_VALUES = 1 << 24
 WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = 256, 257, 258, 259, 262
-STRIP_OFFSETS, ORIENTATION, SAMPLES, ROWS_PER_STRIP, STRIP_COUNTS, PLANAR = 273, 274, 277, 278, 279, 284
-PREDICTOR, COLORMAP, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, TILE_COUNTS = 317, 320, 322, 323, 324, 325
+DESCRIPTION, STRIP_OFFSETS, ORIENTATION, SAMPLES, ROWS_PER_STRIP, STRIP_COUNTS = 270, 273, 274, 277, 278, 279
+PLANAR, PREDICTOR, COLORMAP, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, TILE_COUNTS = 284, 317, 320, 322, 323, 324, 325
 EXTRA_SAMPLES, SAMPLE_FORMAT = 338, 339
 NONE, LZW, DEFLATE, PACKBITS = (1,), (5,), (8, 32946), (32773,)
 _KINDS = {1: "u", 2: "i", 3: "f"}
+_IMAGEJ_STACK = re.compile(rb"ImageJ=.*^images=(\d{1,9})$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -212,15 +214,39 @@ def pages_in(content: bytes, path: Path) -> Iterator[Page]:
             raise fault(f"its version is {version}")
         big = version == 43
         (at,) = struct.unpack_from(f"{order}Q" if big else f"{order}I", content, 8 if big else 4)
+        if not at:
+            raise fault("it has no page")
         seen: set[int] = set()
         while at:
             if at in seen or len(seen) > _MOST_PAGES:
                 raise fault("its pages go round in a circle")
             seen.add(at)
             tags, at = _read_tags(content, at, order, big)
-            yield Page(path, content, order, tags)
+            page = Page(path, content, order, tags)
+            yield from _imagej_stack(page) if not at and len(seen) == 1 else [page]
     except (struct.error, OverflowError) as error:
         raise fault(f"it is cut short ({error})") from error
+
+
+def _imagej_stack(page: Page) -> Iterator[Page]:
+    """The pages of a file with one header: ImageJ describes only the first of a stack that is too large for its format,
+    and the others lie behind it, uncompressed.
+    """
+    said = _IMAGEJ_STACK.match(b"".join(v for v in page.tags.get(DESCRIPTION, ()) if isinstance(v, bytes)))
+    kind = page.dtype()
+    if said is None or kind is None or page.tag(COMPRESSION, 1) not in NONE or STRIP_OFFSETS not in page.tags:
+        yield page
+        return
+    if int(said[1]) > _MOST_PAGES:
+        raise page.fault(f"ImageJ says that it has {int(said[1])} pages, more than {_MOST_PAGES}")
+    size = page.width * page.height * page.samples * kind.itemsize
+    for number in range(max(1, int(said[1]))):
+        place = {
+            STRIP_OFFSETS: (page.tag(STRIP_OFFSETS) + number * size,),
+            STRIP_COUNTS: (size,),
+            ROWS_PER_STRIP: (page.height,),
+        }
+        yield page if number == 0 else replace(page, tags=page.tags | place)
 
 
 def _read_tags(content: bytes, at: int, order: str, big: bool) -> tuple[dict[int, tuple[Any, ...]], int]:

@@ -58,6 +58,9 @@ class SegmentTrainConfig:
     """Records passes as CUDA graphs: a step of hrnet is 8,000 operations, each started by the host otherwise."""
     workers: int | None = None
     """Processes that load crops; by default as many as the first steps show to be needed."""
+    on_bad_sample: Literal["raise", "skip"] = "skip"
+    """What to do about an image that cannot be read, or whose label is not for it; those skipped are listed in
+    bad_samples.txt."""
     eval_every: int = 10
     """Epochs between evaluations on the held-out fifth."""
     seed: int = 0
@@ -98,6 +101,7 @@ def training(config: SegmentTrainConfig) -> TrainConfig:
         fused=config.graph,
         tuned=False,
         workers=config.workers,
+        on_bad_sample=config.on_bad_sample,
         eval_every=config.eval_every,
         seed=config.seed,
         resume="latest" if config.resume else "",

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from hotlap.data.outline import Outline, Polygon
-from hotlap.kernels.instances.op import holders, simplify, trace
+from hotlap.kernels.instances.op import holders, simplify, tangled, trace
 from hotlap.kernels.instances.reference import Rings, ring_areas
 
 
@@ -15,29 +15,69 @@ def outlines(labels: np.ndarray, *, tolerance: float = 0.0, rings: Rings | None 
     """The outlines of all objects, by label; with tolerance 0 the very sides of the pixels.
 
     A tolerance, in pixels, is how far a left-out corner may lie from the line (Douglas and Peucker). A ring that
-    would be left with fewer than three corners stays as it was. ``rings`` are what ``trace`` gives, where it is known.
+    would be left with fewer than three corners stays as it was, and so do all of an object whose rings would meet. No
+    ring meets itself: what an object all but encloses, up to a corner, is a hole of its outline. ``rings`` are what
+    ``trace`` gives, where it is known.
     """
-    points, starts, owners = rings = trace(labels) if rings is None else rings
+    traced = trace(labels) if rings is None else rings
+    points, starts, owners = _untied(traced)
     areas = ring_areas(points, starts).tolist()
-    keep = _kept(points, starts, tolerance)
+    keep = _kept(points, starts, owners, tolerance)
     kept, ends = points[keep].astype(np.float64), np.append(0, np.cumsum(keep))[starts].tolist()
     corners = [kept[a:b] for a, b in itertools.pairwise(ends)]
     members: dict[int, list[int]] = {}
     for ring, owner in enumerate(owners.tolist()):
         members.setdefault(owner, []).append(ring)
-    inside = holders(labels, rings).tolist()
+    inside = holders(labels, traced).tolist()
     return [
         Outline(label, _parts(numbers, corners, areas, points, starts), inside[label - 1])
         for label, numbers in sorted(members.items())
     ]
 
 
-def _kept(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np.ndarray:  # [P] bool
-    keep = simplify(points, starts, tolerance) if tolerance > 0 else np.ones(len(points), bool)
-    if len(starts) > 1:
-        few = np.add.reduceat(keep.astype(np.int64), starts[:-1]) < 3
-        keep |= np.repeat(few, np.diff(starts))
-    return keep
+def _untied(rings: Rings) -> Rings:
+    """The same rings, those that come by a corner twice made into two there."""
+    points, starts, owners = rings
+    ring = np.repeat(np.arange(len(owners)), np.diff(starts))
+    across, down = points.max(0, initial=0) + 1
+    place = np.sort((ring * down + points[:, 1]) * across + points[:, 0])
+    tied = set((place[1:][place[1:] == place[:-1]] // (across * down)).tolist())
+    if not tied:
+        return rings
+    pieces: list[np.ndarray] = []
+    whose: list[int] = []
+    for number, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+        loops = _loops(points[begin:end]) if number in tied else [points[begin:end]]
+        pieces += loops
+        whose += [int(owners[number])] * len(loops)
+    ends = np.cumsum([0, *map(len, pieces)])
+    return np.concatenate(pieces), ends, np.array(whose, owners.dtype)
+
+
+def _loops(ring: np.ndarray) -> list[np.ndarray]:  # [P, 2]
+    """A ring as loops that each come by a corner once."""
+    loops: list[np.ndarray] = []
+    way: list[tuple[int, int]] = []
+    for corner in map(tuple, ring.tolist()):
+        if corner in way:
+            at = way.index(corner)
+            loops.append(np.array(way[at:], ring.dtype))
+            del way[at:]
+        way.append(corner)
+    return [*loops, np.array(way, ring.dtype)]
+
+
+def _kept(points: np.ndarray, starts: np.ndarray, owners: np.ndarray, tolerance: float) -> np.ndarray:  # [P] bool
+    if tolerance <= 0 or not len(owners):
+        return np.ones(len(points), bool)
+    keep = simplify(points, starts, tolerance)
+    few = np.add.reduceat(keep.astype(np.int64), starts[:-1]) < 3
+    keep |= np.repeat(few, np.diff(starts))
+    left = points[keep], np.append(0, np.cumsum(keep))[starts], owners
+    holes = ring_areas(points, starts) < 0
+    turned = owners[(ring_areas(*left[:2]) < 0) != holes]
+    spoilt = np.isin(owners, np.concatenate([tangled(left, holes), turned]))
+    return keep | np.repeat(spoilt, np.diff(starts))
 
 
 def _parts(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import DataError, StorageError
-from hotlap.data.micrograph import SUFFIXES, page_name
+from hotlap.data.micrograph import MICROSCOPES, SUFFIXES, page_name
 from hotlap.records.run import write_atomic
 
 FOLDER = "done"
@@ -23,8 +23,10 @@ STACKS = (".tif", ".tiff")
 def find_files(folder: Path) -> dict[str, Path]:
     """The pictures of a folder by the name of their results, which no two share: the stem, or else the whole name."""
     if not folder.is_dir():
-        raise DataError(f"folder {str(folder)!r} does not exist", expected="a folder with pictures")
-    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        what = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"folder {str(folder)!r} {what}", expected="a folder with pictures")
+    wanted = (*SUFFIXES, *MICROSCOPES)
+    paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in wanted and not p.name.startswith("."))
     if not paths:
         raise DataError(f"folder {str(folder)!r} holds no pictures", expected=f"files {', '.join(SUFFIXES)}")
     stems = Counter(path.stem for path in paths)

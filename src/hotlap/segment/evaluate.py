@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
 from hotlap.device.host import read_host
+from hotlap.records.run import write_atomic
 from hotlap.segment.heads import FOREGROUND
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.normalise import normalise
@@ -28,6 +30,8 @@ OTSU = "otsu"
 SCORES, TABLE = "scores.json", "images.csv"
 
 Array = np.ndarray[Any, Any]
+Judgement = tuple[Any, Array] | DataError
+"""Scores and objects of an image, or why it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +95,11 @@ def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     judged: dict[int, tuple[Any, Array]] = {}
     reader = _Reader(images, emit)
     emit(events.start("eval", len(images)))
-    for index, (row, labels) in _judged(reader, predict, maps_seen, config):
-        judged[index] = row, labels
+    for index, judgement in _judged(reader, predict, maps_seen, config):
+        if isinstance(judgement, DataError):
+            reader.leave_out(images[index], f"{images[index].name}: {judgement}")
+            continue
+        judged[index] = row, _ = judgement
         said = f"{images[index].name}: AP {row.row()['ap50']:.2f}"
         emit(events.advance("eval", len(judged) + len(reader.bad), len(images), said))
     emit(events.finish("eval"))
@@ -136,11 +143,15 @@ class _Reader:
             try:
                 pixels, label = image.read()
             except DataError as error:
-                self.bad[image.name] = str(error)
-                self.emit(events.warn(f"not scored: {error}"))
+                self.leave_out(image, str(error))
                 continue
             self.read.append((index, label))
             yield normalise(pixels)
+
+    def leave_out(self, image: InstanceImage, reason: str) -> None:
+        """Notes why an image has no scores, and says so."""
+        self.bad[image.name] = reason
+        self.emit(events.warn(f"not scored: {reason}"))
 
 
 Predictor = Callable[[Iterable[Array]], Iterator[tuple[int, Array]]]
@@ -179,10 +190,10 @@ def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
 
 def _judged(
     reader: _Reader, predict: Predictor, names: tuple[str, ...], config: SegmentEvalConfig
-) -> Iterator[tuple[int, tuple[Any, Array]]]:
+) -> Iterator[tuple[int, Judgement]]:
     """The scores and objects of each image, worked out in threads while the network goes on."""
     workers = read_host().usable_cores
-    under_way: deque[tuple[int, Future[tuple[Any, Array]]]] = deque()
+    under_way: deque[tuple[int, Future[Judgement]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         for handed_out, maps in predict(reader):
             index, truth = reader.read[handed_out]
@@ -195,12 +206,15 @@ def _judged(
             yield number, judged.result()
 
 
-def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> tuple[Any, Array]:
+def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> Judgement:
     from hotlap.segment.instance_metrics import score_image
     from hotlap.segment.instances import split
     from hotlap.segment.predict import check_maps
 
-    check_maps(maps)
+    try:
+        check_maps(maps)
+    except DataError as error:
+        return error
     labels = split(maps, names, config.how())
     return score_image(truth, labels), labels
 
@@ -215,11 +229,13 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(found: dict[str, Any], folder: Path) -> None:
-    (folder / SCORES).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    with (folder / TABLE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(found["images"][0]))
-        writer.writeheader()
-        writer.writerows(found["images"])
+    """Both files, each whole or as it was before."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(found["images"][0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found["images"])
+    write_atomic(folder / TABLE, table.getvalue())
+    write_atomic(folder / SCORES, json.dumps(found, indent=1) + "\n")
 
 
 def _draw(
@@ -227,6 +243,7 @@ def _draw(
 ) -> None:
     """Some pictures, named by their rank, from the worst AP to the best."""
     from hotlap.segment.outline_picture import compared
+    from hotlap.segment.overlay import encode_png
 
     folder = config.out / "pictures"
     for earlier in folder.glob("[0-9][0-9][0-9]-ap*.png"):
@@ -237,4 +254,4 @@ def _draw(
         index = worst_first[place]
         pixels, truth = images[index].read()
         name = f"{place + 1:03d}-ap{round(100 * rows[index]['ap50']):03d}-{images[index].name}.png"
-        compared(normalise(pixels), truth, kept[index]).save(folder / name)
+        write_atomic(folder / name, encode_png(compared(normalise(pixels), truth, kept[index])))

@@ -124,22 +124,19 @@ def overlaps(truth: Labels, found: Labels) -> Overlaps:
         raise ShapeError(f"found objects are {list(found.shape)}", expected=f"the truth's size, {list(truth.shape)}")
     true_values, true_at = np.unique(truth, return_inverse=True)
     found_values, found_at = np.unique(found, return_inverse=True)
-    counts = np.bincount(
-        true_at.ravel() * len(found_values) + found_at.ravel(), minlength=len(true_values) * len(found_values)
-    ).reshape(len(true_values), len(found_values))
+    true_areas, found_areas = np.bincount(true_at.ravel()), np.bincount(found_at.ravel())
     is_true, is_found = true_values != 0, found_values != 0
-    true_areas, found_areas = counts.sum(1)[is_true], counts.sum(0)[is_found]
-    shared = counts[is_true][:, is_found]
-    rows, columns = np.nonzero(shared)
-    both = shared[rows, columns]
+    # Only pairs that meet: a table of all would be gigabytes for a slide with tens of thousands of nuclei.
+    pairs, both = np.unique((true_at * len(found_values) + found_at)[(truth != 0) & (found != 0)], return_counts=True)
+    rows, columns = pairs // len(found_values), pairs % len(found_values)
     return Overlaps(
-        truth=rows,
-        found=columns,
+        truth=(np.cumsum(is_true) - 1)[rows],
+        found=(np.cumsum(is_found) - 1)[columns],
         iou=both / (true_areas[rows] + found_areas[columns] - both),
         num_truths=int(is_true.sum()),
         num_found=int(is_found.sum()),
         shared_px=int(both.sum()),
-        object_px=int(true_areas.sum() + found_areas.sum()),
+        object_px=int(true_areas[is_true].sum() + found_areas[is_found].sum()),
     )
 
 

@@ -15,7 +15,7 @@ from hotlap.base.errors import ConfigError, UsageError
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import CHECKPOINTS
 from hotlap.measure.weights import load_weights, read_weights
-from hotlap.segment.app import WEIGHTS
+from hotlap.segment.app import RUNS, WEIGHTS
 from hotlap.segment.heads import HEADS, MARK, marked_head, usual_head
 from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net
 from hotlap.segment.predict_config import SegmentPredictConfig
@@ -38,7 +38,12 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
     if named is not None and (named.startswith(SMP) or width is not None):
         name, num_maps = named, _num_maps_given(weights, file, named, width)
     else:
-        name, width, num_maps = recognise(weights, file, named)
+        name, own, num_maps = recognise(weights, file, named)
+        if width not in (None, own):
+            raise UsageError(
+                f"width = {width} is not that of weights = {str(file)!r}", expected=str(own), remedy="Leave --width out"
+            )
+        width = own
     head = marked_head(weights) or usual_head(num_maps)
     if head is None or len(HEADS[head]) != num_maps:
         expected = "; ".join(", ".join(names) for names in HEADS.values())
@@ -73,7 +78,14 @@ def find_weights(config: SegmentPredictConfig) -> Path:
         last = sorted(folder.glob("step-*.pt"))
         if last:
             return last[-1]
-    raise UsageError(f"folder {str(given)!r} holds no checkpoint", expected=f"{CHECKPOINTS}/step-*.pt in it")
+    raise UsageError(
+        f"folder {str(given)!r} holds no checkpoint",
+        expected=f"{WEIGHTS} or {CHECKPOINTS}/step-*.pt in it",
+        remedy=f"A training that was killed has checkpoints in {given / RUNS}: 'hotlap segment train' with the same "
+        "settings and --resume goes on with it"
+        if (given / RUNS).is_dir()
+        else "",
+    )
 
 
 def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = None) -> tuple[str, int, int]:

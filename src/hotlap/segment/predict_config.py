@@ -19,7 +19,7 @@ class SegmentPredictConfig:
     """Finds the objects in every picture of a folder and writes what was asked for."""
 
     folder: Path
-    """Folder with PNG, JPEG, TIFF or BMP pictures; pages of a TIFF are pictures of their own."""
+    """Folder with PNG, JPEG, TIFF, BMP or WebP pictures; pages of a TIFF are pictures of their own."""
     model: str = "hrnet"
     """A network's name, given with its weights, or the weights themselves: a checkpoint, a training's folder."""
     weights: Path | None = None

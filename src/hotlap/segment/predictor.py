@@ -6,6 +6,7 @@ first tiles come, with their very shape, so a folder with nothing left to do cos
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
-from hotlap.base.errors import OutOfMemory, UsageError
+from hotlap.base.errors import OutOfMemory, RecordError, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
 from hotlap.device.memory import is_out_of_memory, release_memory
@@ -26,7 +27,7 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import Rows
-from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile, read_profile
 from hotlap.segment.nets import SMP, WIDTHS
 from hotlap.segment.network import TrainedNet, find_weights, load_net, recognise
 from hotlap.segment.predict_config import SegmentPredictConfig
@@ -204,7 +205,7 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
     net = load_net(file, config.model if config.weights is not None else None, config.width)
     arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
     if config.tuned and not arm:
-        profile = _profile(net, file, device, emit, store)
+        profile = _profile(net, file, device, config.tile, emit, store or ProfileStore())
         if profile is not None:
             arm = profile.arm
             if batch is None:
@@ -246,7 +247,9 @@ def chosen_device(config: SegmentPredictConfig) -> str:
     return str(pick_device(config.device))
 
 
-def _profile(net: TrainedNet, file: Path, device: str, emit: Emit, store: ProfileStore | None) -> TunedProfile | None:
+def _profile(
+    net: TrainedNet, file: Path, device: str, tile: int, emit: Emit, store: ProfileStore
+) -> TunedProfile | None:
     """The network's tuned profile for inference; what was found, stale or missing is said."""
     target, options = net.name, dict[str, Any]()
     if target.startswith(SMP):
@@ -254,7 +257,8 @@ def _profile(net: TrainedNet, file: Path, device: str, emit: Emit, store: Profil
     else:
         _, width, _ = recognise(net.model.state_dict(), file, net.name)
         options = {"width": width} if width != WIDTHS[net.name] else {}
-    question = Question(target=target, mode="infer", options=options, inputs=[], device=device)
+    asked = _options_tuned(store, target, options, tile)
+    question = Question(target=target, mode="infer", options=asked, inputs=[], device=device)
     profile, lines = stored_profile(question, emit, store)
     if profile is None and not lines:
         given = "".join(f" --set workload.{name}={value}" for name, value in options.items())
@@ -263,9 +267,28 @@ def _profile(net: TrainedNet, file: Path, device: str, emit: Emit, store: Profil
     return profile
 
 
+def _options_tuned(store: ProfileStore, target: str, options: dict[str, Any], tile: int) -> dict[str, Any]:
+    """Those with which the network was tuned at the size nearest to a tile; by default the network's alone.
+
+    Small machines are tuned with small images, and with one's own: both leave the network as it is.
+    """
+    found = []
+    for path in store.candidates(target, "infer"):
+        with contextlib.suppress(RecordError):  # named when the profile is asked for
+            key = read_profile(path).key
+            if {name: value for name, value in key.options.items() if name not in ("size", "data")} == options:
+                found.append((abs(_side(key) - tile), key.options != options, path.name, key.options))
+    return min(found, default=(0, False, "", options))[-1]
+
+
+def _side(key: TunedKey) -> int:
+    """Height and width of the images that a profile was measured with."""
+    return int(key.signature.partition(":")[0].rpartition("x")[2])
+
+
 def _batch_of(profile: TunedProfile, tile: int, emit: Emit) -> int:
     """The profile's batch; where it was measured with smaller images, as many tiles as have no more pixels."""
-    side = int(profile.key.signature.partition(":")[0].rpartition("x")[2])
+    side = _side(profile.key)
     if side >= tile:
         return profile.batch
     batch = max(1, profile.batch * side**2 // tile**2)

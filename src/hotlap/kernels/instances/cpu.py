@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from hotlap.kernels.instances.reference import Graded, Rings, ring_areas
+from hotlap.kernels.instances.reference import Graded, Rings, following, ring_areas
 
 SIDES = 1 << 15
 """Sides where labels meet that there is room for at first; where there are more, they are gone through again."""
@@ -175,6 +175,20 @@ def holders(labels: np.ndarray, rings: Rings) -> np.ndarray:
     found = np.zeros(owners.max(initial=0), np.int32)
     holders_kernel(np.ascontiguousarray(labels, np.int32), points, starts, owners, ring_areas(points, starts), found)
     return found
+
+
+def tangled(rings: Rings, holes: np.ndarray) -> np.ndarray:
+    """Labels whose rings bound no area; ``tangled_ref`` says which."""
+    from hotlap.kernels.instances.cpu_tangles import tangled_kernel
+
+    points, starts, owners = rings
+    ring = np.repeat(np.arange(len(owners)), np.diff(starts))
+    order = np.argsort(owners[ring], kind="stable")
+    labels = np.unique(owners)
+    begins = np.searchsorted(owners[ring[order]], np.append(labels, FAR))
+    found = np.zeros(len(labels), np.bool_)
+    tangled_kernel(points, starts, following(points, starts), ring, holes, order, begins, found)
+    return labels[found]
 
 
 def hulls(points: np.ndarray, starts: np.ndarray) -> np.ndarray:

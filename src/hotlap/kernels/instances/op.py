@@ -130,6 +130,14 @@ def holders(labels: np.ndarray, rings: Rings, *, impl: str = "auto") -> np.ndarr
     return run(labels, rings)
 
 
+def tangled(rings: Rings, holes: np.ndarray, *, impl: str = "auto") -> np.ndarray:  # [R] bool -> [L] int32
+    """The labels, in ascending order, whose rings bound no area: they touch or cross themselves or each other, or one
+    lies on the wrong side of another. ``holes`` says which rings are to be holes.
+    """
+    run = cpu.tangled if choose_impl(impl).impl == "cpu" else reference.tangled_ref
+    return run(rings, holes)
+
+
 def hulls(points: np.ndarray, starts: np.ndarray, *, impl: str = "auto") -> np.ndarray:  # [P, 2], [G + 1] -> [G, 5]
     """Feret's diameters of each group of corners (max, min, across the max), the max's angle and the hull's area."""
     run = cpu.hulls if choose_impl(impl).impl == "cpu" else reference.hulls_ref

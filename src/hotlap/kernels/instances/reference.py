@@ -163,10 +163,16 @@ def ring_areas(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [R] flo
     """Each ring's area by the shoelace formula; below 0 for a hole."""
     if len(starts) < 2:
         return np.zeros(0)
-    following = np.arange(1, len(points) + 1)
-    following[starts[1:] - 1] = starts[:-1]
-    cross = points[:, 0] * points[following, 1] - points[:, 1] * points[following, 0]
+    after = following(points, starts)
+    cross = points[:, 0] * points[after, 1] - points[:, 1] * points[after, 0]
     return np.add.reduceat(cross, starts[:-1]) / 2
+
+
+def following(points: np.ndarray, starts: np.ndarray) -> np.ndarray:  # [P] int64
+    """The number of the point after each one in its ring."""
+    after = np.arange(1, len(points) + 1)
+    after[starts[1:] - 1] = starts[:-1]
+    return after
 
 
 def _enclosed(ring: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:  # [P, 2] -> [H, W] bool
@@ -249,6 +255,50 @@ def simplify_ref(points: np.ndarray, starts: np.ndarray, tolerance: float) -> np
                 keep[begin + worst] = True
                 waiting += [(a, worst), (worst, b)]
     return keep
+
+
+def tangled_ref(rings: Rings, holes: np.ndarray) -> np.ndarray:  # [R] bool -> [L] int32
+    """The labels whose rings bound no area: one meets itself or another, or a hole does not lie within."""
+    points, starts, owners = rings
+    after, ring = following(points, starts), np.repeat(np.arange(len(owners)), np.diff(starts))
+    found = []
+    for label in np.unique(owners).tolist():
+        mine = np.flatnonzero(owners[ring] == label)
+        a, b = points[mine], points[after[mine]]
+        first = points[starts[np.flatnonzero(owners == label)]]
+        if (
+            _meet(a, b, mine, after[mine])
+            or (
+                _within(first, a, b, np.flatnonzero(owners == label)[:, None] != ring[mine]) != holes[owners == label]
+            ).any()
+        ):
+            found.append(label)
+    return np.array(found, np.int32)
+
+
+def _meet(a: np.ndarray, b: np.ndarray, number: np.ndarray, after: np.ndarray) -> bool:  # [S, 2], [S] each
+    """Whether two sides that do not follow each other share a point, or one goes back along the one before."""
+    way = b - a
+
+    def side(spots: np.ndarray) -> np.ndarray:  # [S, 2] -> [S, S]
+        apart = spots[None] - a[:, None]
+        return np.sign(way[:, None, 0] * apart[..., 1] - way[:, None, 1] * apart[..., 0])
+
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    close = ((low[:, None] <= high[None]) & (low[None] <= high[:, None])).all(2)
+    straddles = side(a) * side(b) <= 0
+    apart = (number[:, None] != number) & (after[:, None] != number) & (number[:, None] != after)
+    back = (after[:, None] == number) & (side(b) == 0) & ((way[:, None] * way[None]).sum(2) < 0)
+    return bool((close & straddles & straddles.T & apart).any() or back.any())
+
+
+def _within(spots: np.ndarray, a: np.ndarray, b: np.ndarray, counts: np.ndarray) -> np.ndarray:  # [R, 2], [R, S] -> [R]
+    """Whether an odd number of the sides that count lies to the right of each spot."""
+    x, y = spots[:, 0, None], spots[:, 1, None]
+    spans = (a[:, 1] > y) != (b[:, 1] > y)
+    cross = (b[:, 0] - a[:, 0]) * (y - a[:, 1]) - (b[:, 1] - a[:, 1]) * (x - a[:, 0])
+    right = (cross > 0) == (b[:, 1] > a[:, 1])
+    return np.asarray((spans & right & counts).sum(1) % 2 == 1)
 
 
 def sums_ref(labels: np.ndarray, values: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
