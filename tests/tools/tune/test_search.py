@@ -180,6 +180,25 @@ def test_a_winner_that_falls_far_behind_in_its_last_run_is_held_against_the_next
     assert outcome.confirmed.arm == outcome.winner.arm
 
 
+@pytest.mark.parametrize("objective", ["memory", "latency"])
+def test_the_leanest_and_the_quickest_are_held_to_their_last_run_too(objective):
+    class Belied(Machine):
+        first = None
+
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            if stage != "confirm" or config != (self.first or config):
+                return row
+            self.first = config
+            return dataclasses.replace(row, wall_ms=[2 * ms for ms in row.wall_ms], interval_ms=[])
+
+    machine = Belied()
+    outcome = run(machine, objective=objective)
+    assert outcome.winner != machine.first and outcome.confirmed.config == outcome.winner
+    if objective == "memory":
+        assert outcome.confirmed.samples_per_s >= 0.95 * max(e.rate for e in estimates(machine.rows).values())
+
+
 def test_the_final_form_that_fails_hands_over_to_the_next():
     first = run(Machine())
 

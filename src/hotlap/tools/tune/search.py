@@ -74,8 +74,6 @@ class Search:
         """The arms whose precision gives the right answer; judged once for each, before any time is spent on them."""
         plain = {arm.precision: ArmSpec(device=arm.device, index=arm.index, precision=arm.precision) for arm in arms}
         self.lab.gate([spec.name for spec in plain.values()])
-        for spec in plain.values():
-            self._is_right(spec.name)
         return [arm for arm in arms if self._is_right(plain[arm.precision].name)]
 
     def _is_right(self, arm: str) -> bool:
@@ -404,8 +402,10 @@ class Search:
         rates = [self._proven(known[config], confirmed) for config in confirmed]
         if not rates or one.config in confirmed:
             return not rates or not self._fell(one, confirmed)
-        faster = self.goal.objective == "throughput" and one.rate > (1 + TOLERATED) * max(rates)
-        return faster and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
+        by_rate = self.goal.objective == "throughput"  # otherwise the first stands, unless its last run belied the others
+        fallen = all(self._fell(known[config], confirmed) for config in confirmed)
+        is_worth = one.rate > (1 + TOLERATED) * max(rates) if by_rate else fallen
+        return is_worth and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
 
     def _fell(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
         return fell(one, confirmed[one.config], process_noise(self.lab.rows))
