@@ -35,12 +35,16 @@ BASE = "cuda"
 FAST = "cuda:bf16+channels_last+compile+cudnn_benchmark+graph"
 PLAIN = "cuda:bf16+cudnn_benchmark+graph"
 LAST = "cuda:bf16+channels_last+cudnn_benchmark+graph"
+KERNELS = "cuda:bf16+channels_last+cudnn_benchmark+graph+kernels"
 FORMS = (
     (FAST, 8),
+    (KERNELS, 8),
     (PLAIN, 8),
     (LAST, 8),
     (FAST, 1),
     (FAST, 16),
+    (KERNELS, 16),
+    (KERNELS, 1),
     (PLAIN, 1),
     (FAST, 4),
     (FAST, 32),
