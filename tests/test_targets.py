@@ -243,6 +243,21 @@ def test_a_file_that_does_not_import_says_where(tmp_path, text, words):
     assert "_hotlap_target_bad_target" not in __import__("sys").modules
 
 
+@pytest.mark.parametrize("has_init", [True, False])
+def test_a_file_that_imports_as_part_of_its_package_is_to_be_given_as_a_module(has_init, tmp_path, monkeypatch):
+    package = tmp_path / "mine" / "nets"
+    package.mkdir(parents=True)
+    (package / "small.py").write_text("from . import parts\n")
+    if has_init:
+        (package / "__init__.py").write_text("")
+        (package.parent / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    where, name = (tmp_path, "mine.nets.small") if has_init else (tmp_path / "mine", "nets.small")
+    with pytest.raises(TargetError, match="attempted relative import") as refused:
+        load_target("mine/nets/small.py:net", None, ())
+    assert f"In {str(where)!r}, give it as a module of its package: {name}:net" in str(refused.value)
+
+
 def test_a_module_that_does_not_import_says_why(tmp_path, monkeypatch):
     (tmp_path / "bad_module_here.py").write_text("raise OSError('no licence')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

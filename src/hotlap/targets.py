@@ -358,9 +358,23 @@ def _import_file(path: Path, target: str) -> Any:
         del sys.modules[name]
         raise TargetError(
             f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error}{_last_line(error)}",
-            remedy=f"Try 'python {path}' until it imports",
+            remedy=_as_module(resolved, target) if _is_relative(error) else f"Try 'python {path}' until it imports",
         ) from error
     return module
+
+
+def _is_relative(error: BaseException) -> bool:
+    return isinstance(error, ImportError) and "relative import" in str(error)
+
+
+def _as_module(file: Path, target: str) -> str:
+    """How to name a file that imports its neighbours as a part of their package, which a lone file is not."""
+    folder, parts = file.parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    if len(parts) == 1:  # a package need not have an __init__.py
+        folder, parts = folder.parent, [folder.name, *parts]
+    return f"In {str(folder)!r}, give it as a module of its package: {'.'.join(parts)}:{target.rpartition(':')[2]}"
 
 
 def _import_module(name: str, target: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -50,6 +51,7 @@ def test_the_machine_is_described_with_versions_and_variables(monkeypatch):
     assert here.variables["OMP_NUM_THREADS"] == "3"
     assert "SOME_SECRET" not in here.variables
     assert here.cpu_model in here.device_line()
+    assert "1 core" in (one := dataclasses.replace(here, usable_cores=1).device_line()) and "1 cores" not in one
 
 
 def test_it_can_be_described_without_importing_torch():

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import hotlap
+from hotlap.base.format import format_count
 from hotlap.device.host import read_host
 from hotlap.device.nvml import Nvml
 
@@ -58,7 +59,7 @@ class Environment:
 
     def device_line(self) -> str:
         """The machine in one line."""
-        host = f"{self.cpu_model}, {self.usable_cores} cores"
+        host = f"{self.cpu_model}, {format_count(self.usable_cores, 'core')}"
         return host + "".join(f" + {gpu.name}" for gpu in self.gpus)
 
 

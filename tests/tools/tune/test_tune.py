@@ -175,6 +175,17 @@ def test_a_store_that_cannot_be_written_leaves_the_profile_in_the_runs_folder(mo
     assert read_profile(Path(record.path).parent / "tuned.json").batch == 4
 
 
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_profile_for_another_objective_makes_way_and_is_named():
+    first = tune(config(batch=4, mode="infer"))
+    heard = []
+    second = tune(config(batch=4, mode="infer", objective="memory"), heard.append)
+    text = next(event.text for event in heard if event.kind == "warn" and "made way" in event.text)
+    assert f"{found(first)['winner']['arm']} at batch 4, for throughput" in text and "for memory" in text
+    assert text in second.notes and found(second)["stored"] == found(first)["stored"]
+    assert not any("made way" in note for note in tune(config(batch=4, mode="infer", objective="memory")).notes)
+
+
 @pytest.mark.usefixtures("jobs_in_process")
 def test_a_disk_that_fills_up_ends_the_search_and_spoils_nothing(folder, monkeypatch):
     real, count = records_run.write_atomic, []

@@ -233,6 +233,7 @@ class _Run:
         if not self.config.store:
             self.notes.append(f"Not stored, as asked; the profile lies in {self.folder / PROFILE_NAME}.")
             return
+        earlier = ProfileStore().find(profile.key)
         try:
             path, why_not = ProfileStore().save(profile)
         except StorageError as error:
@@ -244,8 +245,13 @@ class _Run:
             text = f"Not stored in {path}: {why_not}. This one lies in {self.folder / PROFILE_NAME}."
             self.emit(events.warn(text))
             self.notes.append(text)
-        else:
-            self.stored = str(path)
+            return
+        self.stored = str(path)
+        if earlier.profile is not None and earlier.holds and earlier.profile.objective != profile.objective:
+            was = f"{earlier.profile.arm} at batch {earlier.profile.batch}, for {earlier.profile.objective}"
+            text = f"The stored profile ({was}) made way for this one, for {profile.objective}: there is one of a kind."
+            self.emit(events.warn(text))
+            self.notes.append(text)
 
     def _say(self, text: str) -> None:
         """Tells what is done next, once, and with it what was spent until now."""

@@ -402,7 +402,9 @@ class Search:
         rates = [self._proven(known[config], confirmed) for config in confirmed]
         if not rates or one.config in confirmed:
             return not rates or not self._fell(one, confirmed)
-        by_rate = self.goal.objective == "throughput"  # otherwise the first stands, unless its last run belied the others
+        by_rate = (
+            self.goal.objective == "throughput"
+        )  # otherwise the first stands, unless its last run belied the others
         fallen = all(self._fell(known[config], confirmed) for config in confirmed)
         is_worth = one.rate > (1 + TOLERATED) * max(rates) if by_rate else fallen
         return is_worth and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
