@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -184,8 +185,8 @@ class SplatTrainConfig:
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at least {least:g}")
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at least {least:g}, and finite")
         for name, most in MOST.items():
             value = getattr(self, name)
             if not 0 <= value <= most:
