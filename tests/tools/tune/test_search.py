@@ -199,6 +199,23 @@ def test_the_leanest_and_the_quickest_are_held_to_their_last_run_too(objective):
         assert outcome.confirmed.samples_per_s >= 0.95 * max(e.rate for e in estimates(machine.rows).values())
 
 
+def test_kernels_are_tried_in_the_other_memory_format_too():
+    """Norms without a kernel for it make one format slow, and kernels of ours make it the fast one."""
+
+    def rate(arm, batch):
+        plain = dataclasses.replace(arm, channels_last=False)
+        suits = 1.0 if not arm.channels_last else 1.5 if arm.kernels else 0.6
+        return true_rate(plain, batch) * suits * (1.3 if arm.kernels else 1.0)
+
+    about = dataclasses.replace(CARD, has_kernels=True)
+    machine = Machine(rate=rate)
+    outcome = run(machine, about=about, mode="infer")
+    assert parse_arm(outcome.winner.arm).kernels and parse_arm(outcome.winner.arm).channels_last
+    without = Machine(rate=rate)
+    assert not parse_arm(run(without, mode="infer").winner.arm).channels_last
+    assert not any("kernels" in row.arm for row in without.rows)
+
+
 def test_the_final_form_that_fails_hands_over_to_the_next():
     first = run(Machine())
 

@@ -6,13 +6,19 @@ not ever longer ones. What they differ by is learnt from all configurations that
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget, Spent
 from hotlap.tools.tune.rows import PROCESS_NOISE, Config, Estimate, Row
 
+NUM_FINALISTS = 2
+"""Arms that are compiled, at most."""
+CLOSE = 0.03
+"""Configurations this close to the best are timed again at the end."""
 NUM_LEADERS = 4
 """Configurations that are compared at the end, at most."""
 EQUAL = 0.03
@@ -66,6 +72,18 @@ def next_round(ranked: Sequence[Estimate], noise: float | None) -> list[Config]:
         return []
     fewest = min(one.num_processes for one in field)
     return [one.config for one in field if one.num_processes == fewest]
+
+
+def finalists(known: Mapping[Config, Estimate], leader: ArmSpec, batch: int) -> list[ArmSpec]:
+    """The leader and the next arm of another precision or layout that is close to it at the same batch, eager."""
+    best = known.get(Config(leader.name, batch))
+    close = [c for c in known if c.batch == batch and known[c].rate >= (1 - CLOSE) * (best.rate if best else 0.0)]
+    arms = [leader, *(parse_arm(c.arm) for c in sorted(close, key=lambda c: -known[c].rate))]
+    found: dict[tuple[str, bool], ArmSpec] = {}
+    for arm in arms:
+        if not arm.compile and not arm.recompute and arm.graph == leader.graph:
+            found.setdefault((arm.precision, arm.channels_last), dataclasses.replace(arm, graph=False))
+    return list(found.values())[:NUM_FINALISTS]
 
 
 def _error(one: Estimate, other: Estimate, noise: float) -> float:

@@ -13,11 +13,13 @@ from collections.abc import Container, Mapping, Sequence
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.contest import (
+    CLOSE,
     LONG_RUNG,
     MARGIN,
     NUM_LEADERS,
     contest_end,
     fell,
+    finalists,
     leads,
     next_round,
     process_noise,
@@ -27,11 +29,8 @@ from hotlap.tools.tune.protocol import Lab, is_compiled, numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, Row, estimates
 from hotlap.tools.tune.space import Space
 
-NUM_FINALISTS = 2
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
-CLOSE = 0.03
-"""Configurations this close to the best are timed again at the end."""
 GAIN = 0.02
 """Less than this from a doubled batch is none; after two such the climb ends."""
 FALL = 0.85
@@ -60,7 +59,7 @@ class Search:
         if arms:
             # The batch first: at a small one the launches decide, and all arms look alike.
             batch = self._best_batch(arms[0], batch)
-            leader = self._switch(self._lead(self._recorded(arms, batch), batch), batch)
+            leader = self._turn(self._switch(self._lead(self._recorded(arms, batch), batch), batch), batch)
             if leader != arms[0]:
                 batch = self._follow(leader, arms[0], batch)
             self._recompute(leader, arms[0], batch)
@@ -189,6 +188,14 @@ class Search:
         together = self.space.together(leader, gains)
         return self._race("switches", [best, together], batch) if together else best
 
+    def _turn(self, leader: ArmSpec, batch: int) -> ArmSpec:
+        """The leader, or itself in the other memory format where it has kernels of ours: those may suit another one."""
+        other = dataclasses.replace(leader, channels_last=not leader.channels_last)
+        known = any(arm.channels_last != leader.channels_last for arm in self.space.firsts)
+        if not leader.kernels or not known or not self.space.allows(other):
+            return leader
+        return self._race("switches", [leader, other], batch)
+
     def _follow(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> int:
         """The best size for the leader, near that of the arm that climbed.
 
@@ -313,7 +320,9 @@ class Search:
 
     def _compile(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> None:
         """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
-        first, *others = self._finalists(leader, batch) or [dataclasses.replace(leader, graph=False)]
+        first, *others = finalists(estimates(self.lab.rows), leader, batch) or [
+            dataclasses.replace(leader, graph=False)
+        ]
         ran = [f for f in self.space.compile_forms(first) if self._try("compile", Config(f.name, batch))]
         if ran:
             form = max(ran, key=lambda arm: self._rate(arm, batch))
@@ -347,17 +356,6 @@ class Search:
         if size not in eager or other not in eager:
             return True
         return eager[other] > (1.0 if other > size else FALL**2) * eager[size]
-
-    def _finalists(self, leader: ArmSpec, batch: int) -> list[ArmSpec]:
-        """The leader and the next arm of another precision or layout that is close to it at the same batch, eager."""
-        known = estimates(self.lab.rows)
-        close = [c for c in known if c.batch == batch and known[c].rate >= (1 - CLOSE) * self._rate(leader, batch)]
-        arms = [leader, *(parse_arm(c.arm) for c in sorted(close, key=lambda c: -known[c].rate))]
-        found: dict[tuple[str, bool], ArmSpec] = {}
-        for arm in arms:
-            if not arm.compile and not arm.recompute and arm.graph == leader.graph:
-                found.setdefault((arm.precision, arm.channels_last), dataclasses.replace(arm, graph=False))
-        return list(found.values())[:NUM_FINALISTS]
 
     def _finish(self) -> Outcome:
         """Times the best again, judges them, and runs the first right one in its final form, and what overtakes it."""

@@ -11,10 +11,10 @@ from hotlap.base.format import format_bytes, format_count, format_ms, format_per
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
+from hotlap.tools.tune.contest import CLOSE
 from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
-from hotlap.tools.tune.search import CLOSE
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner that its last run put behind another; a lap passes it on."""
