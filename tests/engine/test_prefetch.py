@@ -42,7 +42,7 @@ def test_an_empty_share_passes_through(device):
 
 
 def test_channels_last_reaches_images_alone(device):
-    (got,) = DevicePrefetcher(shares(1), device, channels_last=True)
+    (got,) = DevicePrefetcher(shares(1), device, layout={4: torch.channels_last})
     assert got.batch["image"].is_contiguous(memory_format=torch.channels_last)
     assert got.batch["label"][0].is_contiguous()
 

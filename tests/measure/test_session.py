@@ -15,7 +15,6 @@ from hotlap.measure.session import (
     Session,
     as_double,
     gradients_by_name,
-    has_convolutions,
     map_tensors,
     zero_dropout,
 )
@@ -194,9 +193,38 @@ def test_dropout_is_switched_off_wherever_it_hides():
     assert [model[3].dropout, model[4].dropout] == [0, 0]
 
 
-def test_convolutions_are_seen():
-    assert has_convolutions(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(1, 1, 1))))
-    assert not has_convolutions(nn.Sequential(nn.Linear(1, 1), nn.Conv1d(1, 1, 1)))
+class Volumes(Workload):
+    name, summary = "volumes", "a convolution of volumes, and one of pictures"
+
+    def build_model(self):
+        flat = nn.Sequential(nn.Flatten(1, 2), nn.Conv2d(12, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4), nn.MaxPool3d((2, 1, 1)), *flat)
+
+    def make_batch(self, n, device, generator):
+        return torch.randn(n, 2, 6, 5, 7, generator=generator).to(device), torch.ones(n, 2).to(device)
+
+    def predict(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, model, batch):
+        return (self.predict(model, batch) - batch[1]).square().sum(), batch[0].shape[0]
+
+    def optimizer(self, model, fused=None):
+        return torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+
+
+def test_volumes_have_a_memory_format_of_their_own(device, plain_float32):
+    plain, turned = (
+        Session(Volumes(), parse_arm(f"{device.type}{more}"), mode="train", batch=3, seed=0)
+        for more in ("", ":channels_last")
+    )
+    weight, flat = turned.plain_model[0].weight, turned.plain_model[4].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d) and not weight.is_contiguous()
+    assert flat.is_contiguous(memory_format=torch.channels_last)
+    assert turned.batches[0][0].is_contiguous(memory_format=torch.channels_last_3d)
+    for number in range(3):
+        losses = [float(one.train_on(one.batches[number])) for one in (plain, turned)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_kernels_are_used_where_a_layer_has_them_and_refused_where_none_does():

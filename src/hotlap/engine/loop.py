@@ -14,6 +14,7 @@ from hotlap.base import events
 from hotlap.base.errors import DataError, LoaderDied, OutOfMemory, UsageError, did_you_mean
 from hotlap.base.events import Emit
 from hotlap.base.format import format_rate, format_s
+from hotlap.device.layout import channels_last_for
 from hotlap.device.memory import peak_rss_bytes
 from hotlap.device.seed import rng_state, set_rng_state
 from hotlap.engine.bad_samples import BadSamples
@@ -182,7 +183,8 @@ class Trainer:
         """The rest of the epoch; fewer when the loader's workers were told to stop together with this process."""
         loaded = self.parts.loader.epoch(self.progress.epoch, self.progress.position)
         try:
-            batches = DevicePrefetcher(loaded, self.parts.device, channels_last=self.config.channels_last)
+            layout = channels_last_for(self.parts.model) if self.config.channels_last else None
+            batches = DevicePrefetcher(loaded, self.parts.device, layout=layout)
             yield from batches if self._settling is None else self._settling.watched(batches)
         except LoaderDied:
             if self.team is not None or not self._should_stop():

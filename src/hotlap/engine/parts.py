@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hotlap.base.errors import UsageError
 from hotlap.device.host_random import derived_seed
 from hotlap.device.kept_memory import require_kept_memory
+from hotlap.device.layout import lay_out
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
@@ -204,8 +205,8 @@ def _placed(model: nn.Module, config: TrainConfig, device: torch.device, team: P
 
         assert team is not None
         return shard_model(model, device, team).train()
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if config.channels_last else {}
-    return model.to(device, **layout).train()
+    model = model.to(device).train()
+    return lay_out(model) if config.channels_last else model
 
 
 def _step_kind(config: TrainConfig, team: ProcessTeam | None) -> Any:

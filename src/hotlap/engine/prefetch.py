@@ -6,13 +6,18 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError
+from hotlap.device.layout import laid_out
 from hotlap.engine.loader import Loaded
 from hotlap.measure.session import map_tensors
+
+if TYPE_CHECKING:
+    from hotlap.device.layout import Layout
 
 
 @functools.cache
@@ -30,12 +35,13 @@ class DevicePrefetcher:
     """
 
     def __init__(
-        self, loaded: Iterable[Loaded], device: torch.device, *, channels_last: bool = False, depth: int = 1
+        self, loaded: Iterable[Loaded], device: torch.device, *, layout: Layout | None = None, depth: int = 1
     ) -> None:
+        """``layout`` is the memory format that floating-point tensors get; by default they stay as they are."""
         if depth < 0:
             raise ConfigError(f"depth = {depth} is negative", expected="0 or more batches read ahead")
         self._source = iter(loaded)
-        self._device, self._channels_last = device, channels_last
+        self._device, self._layout = device, layout or {}
         self._stream = _copy_stream(device) if device.type == "cuda" else None
         self._depth = depth if self._stream is not None else 0
         self._ready: deque[tuple[Loaded, torch.cuda.Event | None]] = deque()
@@ -73,7 +79,7 @@ class DevicePrefetcher:
             self._ready.append((placed, self._stream.record_event()))
 
     def _placed(self, loaded: Loaded) -> Loaded:
-        if self._device.type == "cpu" and not self._channels_last:
+        if self._device.type == "cpu" and not self._layout:
             return loaded
         if loaded.packed is None:
             return dataclasses.replace(loaded, batch=map_tensors(loaded.batch, self._place))
@@ -85,6 +91,4 @@ class DevicePrefetcher:
         return self._laid_out(tensor.to(self._device, non_blocking=True))
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
-        if self._channels_last and tensor.ndim == 4 and tensor.is_floating_point():
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        return laid_out(tensor, self._layout)

@@ -9,11 +9,11 @@ import torch
 from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.base.format import format_bytes
 from hotlap.device.host import Host, read_host
+from hotlap.device.layout import has_convolutions
 from hotlap.device.memory import free_bytes
 from hotlap.device.probe import get_device
 from hotlap.engine.estimate import MemoryEstimate, estimate_memory
 from hotlap.engine.imitate import Imitation
-from hotlap.measure.session import has_convolutions
 from hotlap.workload import Workload
 
 SHARE = 0.85
@@ -157,8 +157,8 @@ def rounded_batch(size: int) -> int:
 
 def _layout(workload: Workload) -> tuple[bool, str]:
     if has_convolutions(Imitation(workload, "cpu", None).model):
-        return True, "it has 2-D convolutions, whose fast kernels want it"
-    return False, "it has no 2-D convolutions"
+        return True, "it has convolutions, whose fast kernels want it"
+    return False, "it has no 2-D or 3-D convolutions"
 
 
 def _workers(host: Host, device: str) -> tuple[int, str]:

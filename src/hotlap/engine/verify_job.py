@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from hotlap.base import events
 from hotlap.device.kept_memory import is_memory_kept
+from hotlap.device.layout import has_convolutions, is_channels_last
 from hotlap.device.precision import fp32_precision
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
@@ -143,10 +144,9 @@ class Observer:
         self.num_unbiased += isinstance(module, tuple(CONVOLUTIONS.values()))
         if isinstance(module, CAST) and found.dtype != torch.float64:  # which autocast leaves as it is
             self.cast.append(str(found.dtype).removeprefix("torch."))
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
-            last = found.is_contiguous(memory_format=torch.channels_last)
-            if last != found.is_contiguous():  # a tensor of one channel or one pixel is both
-                self.layouts.append(last)
+        if has_convolutions(module):
+            last = is_channels_last(found)
+            self.layouts += [] if last is None else [last]
 
     def seen(self, optimizer: torch.optim.Optimizer | None, num_replays: int = 0) -> Observed:
         fused = None if optimizer is None else any(bool(group.get("fused")) for group in optimizer.param_groups)

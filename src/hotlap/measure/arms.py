@@ -26,7 +26,7 @@ OPTIONS = {
     "tf32": "float32 storage, TF32 tensor cores (cuda)",
     "bf16": "bfloat16 autocast",
     "fp16": "float16 autocast, with loss scaling in training (cuda)",
-    "channels_last": "NHWC memory format",
+    "channels_last": "channels side by side in memory: NHWC, of volumes NDHWC",
     "compile": f"torch.compile; compile=MODE with {', '.join(COMPILE_MODES)}",
     "threads=N": "CPU threads; by default the usable physical cores (cpu)",
     "batch=N": "its own number of samples a step, in a bench; arms are then compared by time a sample",

@@ -14,6 +14,7 @@ from typing import Any
 
 from hotlap.device.host import read_host
 from hotlap.device.kept_memory import can_keep_memory
+from hotlap.device.layout import has_convolutions, has_volumes
 from hotlap.device.memory import PeakMemory, is_out_of_memory, release_memory
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.evidence import folder_for
@@ -21,7 +22,7 @@ from hotlap.measure.fingerprint import fingerprint
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
 from hotlap.measure.quicktest import run_quicktest
-from hotlap.measure.session import Session, has_attention, has_convolutions, kernel_layers
+from hotlap.measure.session import Session, has_attention, kernel_layers
 from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
 from hotlap.measure.trial import trial
 from hotlap.records.codec import decode
@@ -51,6 +52,8 @@ class Description:
     """The model has torch's attention layers, or calls the fused attention function."""
     has_blocks: bool = False
     """Activation checkpointing has something to act on."""
+    has_volumes: bool = False
+    """Some of its convolutions are 3-D."""
     has_kernels: bool = False
     """Some of its layers have kernels of Hotlap's own."""
     has_norms: bool = False
@@ -138,6 +141,7 @@ def describe(job: Job, listen: Listen) -> Description:
         default_batch=workload.default_batch,
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=has_convolutions(model),
+        has_volumes=has_volumes(model),
         can_compile=any(shutil.which(name) for name in ("g++", "c++", "clang++")),
         fast_bf16=host.has_fast_bf16,
         usable_cores=host.usable_cores,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import OutOfMemory, TargetError, UsageError
+from hotlap.device.layout import format_of
 from hotlap.device.memory import is_out_of_memory
 from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
@@ -142,10 +143,8 @@ class LoadedWorkload:
         padded = [*tensors, tensors[-1][-1:].expand(short, *tensors[-1].shape[1:])] if short else list(tensors)
         if self._copies is None:
             return padded[0] if len(padded) == 1 else torch.cat(padded)
-        last = tensors[0].ndim == 4 and tensors[0].is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format
         shape = (size, *tensors[0].shape[1:])
-        pinned = torch.empty(shape, dtype=tensors[0].dtype, memory_format=layout, pin_memory=True)
+        pinned = torch.empty(shape, dtype=tensors[0].dtype, memory_format=format_of(tensors[0]), pin_memory=True)
         start = 0
         for tensor in padded:
             pinned[start : start + tensor.shape[0]].copy_(tensor)

@@ -19,10 +19,11 @@ from hotlap.base.errors import StorageError
 from hotlap.data.kineto import SETTLE_MARK
 from hotlap.device.host import read_host
 from hotlap.device.kept_memory import can_keep_memory
+from hotlap.device.layout import has_convolutions
 from hotlap.device.timing import FullQueue, time_block, time_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.process import Listen
-from hotlap.measure.session import Session, has_convolutions
+from hotlap.measure.session import Session
 from hotlap.measure.timed import ArmTimer, Protocol
 from hotlap.records.ceilings import device_key
 from hotlap.targets import load_target

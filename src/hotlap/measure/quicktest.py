@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, DeviceUnavailable, HotlapError
 from hotlap.base.format import format_bytes, format_count, format_number
 from hotlap.device.host import read_host
+from hotlap.device.layout import has_convolutions, lay_out
 from hotlap.device.memory import is_out_of_memory
 from hotlap.device.precision import fp32_precision, set_fp32_precision
 from hotlap.device.probe import get_device, why_no_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.measure.process import Listen
-from hotlap.measure.session import has_convolutions, map_tensors
+from hotlap.measure.session import map_tensors
 from hotlap.records.measurement import Check
 from hotlap.targets import load_target
 from hotlap.workload import Batch, Workload
@@ -144,8 +145,9 @@ def check_model(bench: Bench) -> str:
     seed_everything(bench.seed)
     model = bench.workload.build_model()
     bench.channels_last = has_convolutions(model)
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if bench.channels_last else {}
-    bench.model = model.to(bench.device, **layout).train()
+    bench.model = model.to(bench.device).train()
+    if bench.channels_last:
+        lay_out(model)
     tensors = dict([*bench.model.named_parameters(), *bench.model.named_buffers()])
     away = [name for name, t in tensors.items() if t.device.type != bench.device.type]
     if away:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hotlap.base.errors import UsageError
 from hotlap.device.host import read_host
 from hotlap.device.kept_memory import require_kept_memory
+from hotlap.device.layout import channels_last_for, laid_out, lay_out
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
@@ -21,6 +22,8 @@ from hotlap.workload import Batch, Workload, sum_and_count
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from hotlap.device.layout import Layout
 
 NUM_BATCHES = 4
 """Different inputs that iterations take in turn; the same for every arm."""
@@ -48,6 +51,7 @@ class Session:
             require_cuda(spec.index)
         self.workload, self.spec, self.mode, self.batch, self.seed = workload, spec, mode, batch, seed
         self.device = torch.device(spec.torch_device)
+        self._layout: Layout = {}
         self.activate()
         self.plain_model = self._build()
         self.model = self._compiled(self.plain_model)
@@ -80,8 +84,6 @@ class Session:
         torch.backends.cudnn.benchmark = self.spec.cudnn_benchmark
 
     def _build(self) -> nn.Module:
-        import torch
-
         seed_everything(self.seed)
         model = self.workload.build_model()
         if self.spec.kernels:
@@ -98,8 +100,9 @@ class Session:
             from hotlap.measure.unbiased import drop_biases
 
             drop_biases(model)
-        layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.spec.channels_last else {}
-        model = model.to(self.device, **layout)
+        model = model.to(self.device)
+        if self.spec.channels_last:
+            self._layout = channels_last_for(lay_out(model))
         if self.spec.recompute:
             self._recompute(model)
         model.train(self.mode == "train")
@@ -143,15 +146,7 @@ class Session:
 
     def place(self, batch: Batch) -> Batch:
         """A host batch on this arm's device, in its memory format."""
-        import torch
-
-        def move(tensor: Tensor) -> Tensor:
-            tensor = tensor.to(self.device, non_blocking=True)
-            if self.spec.channels_last and tensor.ndim == 4 and tensor.is_floating_point():
-                tensor = tensor.contiguous(memory_format=torch.channels_last)
-            return tensor
-
-        return map_tensors(batch, move)
+        return map_tensors(batch, lambda tensor: laid_out(tensor.to(self.device, non_blocking=True), self._layout))
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -265,13 +260,6 @@ def use_kernels(model: nn.Module) -> None:
 def kernel_layers(model: nn.Module) -> list[nn.Module]:
     """The layers that can be run by a kernel of ours."""
     return [module for module in model.modules() if hasattr(module, "use_kernels")]
-
-
-def has_convolutions(model: nn.Module) -> bool:
-    """Whether the memory format can matter: the model has 2-D convolutions."""
-    from torch import nn
-
-    return any(isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)) for m in model.modules())
 
 
 def has_attention(model: nn.Module) -> bool:

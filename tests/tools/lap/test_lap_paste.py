@@ -116,6 +116,25 @@ def test_pasted_inference_gives_the_outputs_of_the_arm(device, plain_float32):
     torch.testing.assert_close(got, session.infer_on(session.batches[0]), rtol=1e-2, atol=1e-2)
 
 
+class Volumes(Pictures):
+    def build_model(self):
+        return nn.Sequential(nn.Conv3d(2, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    def make_batch(self, n, device, generator):
+        return torch.randn(n, 2, 4, 5, 6, generator=generator).to(device), torch.ones(n, 3).to(device)
+
+
+def test_pasted_code_for_volumes_lays_them_out_as_the_arm_does(device, plain_float32):
+    arm = f"{device.type}:channels_last"
+    session, space = Session(Volumes(), parse_arm(arm), mode="infer", batch=4, seed=0), {}
+    exec(paste_of(parse_arm(arm), 4, "infer", volumes=True), space)
+    model = space["prepare"](copy.deepcopy(session.plain_model).to(memory_format=torch.contiguous_format))
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    plain = session.host_batches[0][0]
+    assert space["place"](plain).is_contiguous(memory_format=torch.channels_last_3d)
+    torch.testing.assert_close(space["predict"](model, plain), session.infer_on(session.batches[0]))
+
+
 class NormedTrained(Normed):
     def make_batch(self, n, device, generator):
         return torch.randn(n, 2, 6, 6, generator=generator).to(device), torch.ones(n, 4).to(device)

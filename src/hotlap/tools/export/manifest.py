@@ -89,8 +89,9 @@ def _torch_code(row: FormRow, arm: ArmSpec, batch: int, file: str) -> str:
         draw = "torch.randn" if value.dtype.startswith("float") else "torch.ones"
         device = f', device="{arm.torch_device}"' if arm.device != "cpu" else ""
         text = f"{value.name} = {draw}({sizes}, dtype=torch.{value.dtype}{device})"
-        if arm.channels_last and len(value.shape) == 4 and draw == "torch.randn":
-            text += ".contiguous(memory_format=torch.channels_last)"
+        layout = {4: "channels_last", 5: "channels_last_3d"}.get(len(value.shape))
+        if arm.channels_last and layout and draw == "torch.randn":
+            text += f".contiguous(memory_format=torch.{layout})"
         lines.append(text)
     call = ", ".join(value.name for value in row.inputs)
     lines += ["with torch.inference_mode():", f"    {_results(row)} = model({call})"]

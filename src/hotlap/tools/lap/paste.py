@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from hotlap.device.kept_memory import LARGE, M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, NEVER
+from hotlap.device.layout import LAST
 from hotlap.measure.arms import ArmSpec
 from hotlap.tools.lap.config import LapConfig
 
@@ -71,9 +72,13 @@ def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str
     return [shlex.join(["hotlap", "bench", *words, "--mode", "infer", "--arms", arms])]
 
 
-def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
-    """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran."""
+def paste_of(arm: ArmSpec, batch: int, mode: str, *, volumes: bool = False) -> str:
+    """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran.
+
+    ``volumes`` says that the model has 3-D convolutions, which have a memory format of their own.
+    """
     train = mode == "train"
+    layout = LAST[5 if volumes else 4]
     lines = [
         *_imports(arm),
         "",
@@ -82,7 +87,7 @@ def paste_of(arm: ArmSpec, batch: int, mode: str) -> str:
     ]
     lines += [_PADDED.rstrip()] if arm.padded and not arm.unbiased else []
     lines += ["", _SHUFFLED.rstrip()] if arm.shuffled else []
-    lines += ["", "", *_place(arm), "", "", *_prepare(arm, train), "", ""]
+    lines += ["", "", *_place(arm, layout), "", "", *_prepare(arm, train, layout), "", ""]
     lines += _train_step(arm) if train else _predict(arm)
     text = "\n".join(lines) + "\n"
     if not arm.graph:
@@ -128,7 +133,7 @@ def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield 'scaler = torch.amp.GradScaler("cuda")'
 
 
-def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
+def _prepare(arm: ArmSpec, train: bool, layout: str) -> Iterator[str]:
     if arm.folded:
         yield "def prepare(model, example):"
         yield '    """The model as it ran; two samples as ``example`` show which norm follows which convolution."""'
@@ -153,8 +158,8 @@ def _prepare(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield from _shuffle()
     if arm.unbiased:
         yield "    drop_biases(model)  # those that a BatchNorm takes away again"
-    layout = ", memory_format=torch.channels_last" if arm.channels_last else ""
-    yield f"    model = model.to(device{layout}).{'train' if train else 'eval'}()"
+    order = f", memory_format=torch.{layout}" if arm.channels_last else ""
+    yield f"    model = model.to(device{order}).{'train' if train else 'eval'}()"
     if arm.folded:
         yield from _fold(arm)
     if arm.compile:
@@ -193,12 +198,12 @@ def _is_fused(arm: ArmSpec) -> bool:
     return arm.fused or (arm.graph and arm.precision == "fp16")
 
 
-def _place(arm: ArmSpec) -> Iterator[str]:
+def _place(arm: ArmSpec, layout: str) -> Iterator[str]:
     yield "def place(tensor):"
     yield "    tensor = tensor.to(device, non_blocking=True)"
     if arm.channels_last:
-        yield "    if tensor.ndim == 4 and tensor.is_floating_point():"
-        yield "        tensor = tensor.contiguous(memory_format=torch.channels_last)"
+        yield f"    if tensor.ndim == {5 if layout == LAST[5] else 4} and tensor.is_floating_point():"
+        yield f"        tensor = tensor.contiguous(memory_format=torch.{layout})"
     yield "    return tensor"
 
 

@@ -209,7 +209,7 @@ class _Run:
             tuned_batch=winner[1] if winner else None,
             table=table_rows(found) if baseline else [],
             advice=advice_rows(found),
-            paste=paste_of(*winner, self.config.mode) if winner and is_measured else "",
+            paste=paste_of(*winner, self.config.mode, volumes=_has_volumes(found)) if winner and is_measured else "",
             commands=use_commands(self.config, winner[0], has_card=bool(self.record.environment.gpus))
             if winner and is_measured
             else [],
@@ -279,6 +279,12 @@ def _profile_path(lap: Round) -> str:
     if not found.get("profile") or record is None:
         return ""
     return str(found.get("stored") or Path(record.path).parent / "tuned.json")
+
+
+def _has_volumes(lap: Round) -> bool:
+    """Whether the model has 3-D convolutions, as the search saw it."""
+    record = lap.records.get("tune")
+    return bool(record and record.extra["tune"].get("about", {}).get("has_volumes"))
 
 
 def _source(target: str) -> str:

@@ -27,7 +27,7 @@ _RULES = [
     (CONVOLUTION, r"conv(olution)?(_|\d|$|transpose|overridable|backward|depthwise)|aten::.*convolution|implicit_gemm"
                   r"|convolve|fprop|dgrad|wgrad|winograd|xmma.*conv|nchwtonhwc|nhwctonchw|im2col|col2im|cudnn::cnn"),
     (NORMALISATION, r"batch_?norm|bn_(fw|bw)|layer_?norm|group_?norm|instance_?norm|rms_?norm|welford|renorm"),
-    (POOLING, r"pool|upsample|interpolate|grid_sample"),
+    (POOLING, r"pool|upsample|interpolate|grid_sample|enlarge"),
     (MATMUL, r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|addmv|mv|dot|einsum|addbmm)(_|\b)|(addmm|bmm|mm|linear|"
              r"baddbmm)backward|gemm|gemv|cublas|cutlass|nvjet|splitk|_tem_fused.*mm"),
     (INDEXING, r"embedding|index|gather|scatter|aten::(cat|stack|where|take|masked|roll|flip|repeat|tril|triu|sort|topk"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import RecordError, StorageError
+from hotlap.device.layout import LAST
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.records.run import write_atomic
@@ -36,8 +37,8 @@ def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description
     texts = {
         sizes: json.dumps(batch_sizes(profile, rows, about.name, _existing(sizes)), indent=2, allow_nan=False) + "\n",
         folder / "config.pbtxt": triton_config(profile, rows, about.name),
-        folder / "lightning_arguments.py": lightning_arguments(profile),
-        folder / "huggingface_arguments.py": huggingface_arguments(profile),
+        folder / "lightning_arguments.py": lightning_arguments(profile, volumes=about.has_volumes),
+        folder / "huggingface_arguments.py": huggingface_arguments(profile, volumes=about.has_volumes),
     }
     for path, text in texts.items():
         write_atomic(path, text)
@@ -129,7 +130,7 @@ def triton_config(profile: TunedProfile, rows: Sequence[Row], model: str) -> str
     )
 
 
-def lightning_arguments(profile: TunedProfile) -> str:
+def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
     """Python with the arguments of a Lightning Trainer and what it has none for."""
     arm = parse_arm(profile.arm)
     precision = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[arm.precision]
@@ -140,10 +141,12 @@ def lightning_arguments(profile: TunedProfile) -> str:
         "benchmark": arm.cudnn_benchmark,
     }
     loader = {"batch_size": profile.batch}
-    return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, _by_hand(arm))
+    return _snippet(
+        profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, _by_hand(arm, volumes)
+    )
 
 
-def huggingface_arguments(profile: TunedProfile) -> str:
+def huggingface_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
     """Python with the TrainingArguments of a Hugging Face Trainer."""
     arm = parse_arm(profile.arm)
     size = "per_device_train_batch_size" if profile.key.mode == "train" else "per_device_eval_batch_size"
@@ -158,7 +161,7 @@ def huggingface_arguments(profile: TunedProfile) -> str:
     }
     arguments |= {"tf32": arm.precision == "tf32"} if arm.device == "cuda" else {}
     arguments |= {"torch_compile_mode": arm.compile} if arm.compile else {}
-    return _snippet(profile, {"TRAINING_ARGUMENTS": arguments}, _by_hand(arm))
+    return _snippet(profile, {"TRAINING_ARGUMENTS": arguments}, _by_hand(arm, volumes))
 
 
 def _compile(arm: ArmSpec) -> dict[str, Any] | None:
@@ -175,9 +178,9 @@ MODEL_CHANGES = {
 }
 
 
-def _by_hand(arm: ArmSpec) -> list[str]:
+def _by_hand(arm: ArmSpec, volumes: bool) -> list[str]:
     """What the trainer has no argument for."""
-    lines = ["model = model.to(memory_format=torch.channels_last)"] if arm.channels_last else []
+    lines = [f"model = model.to(memory_format=torch.{LAST[5 if volumes else 4]})"] if arm.channels_last else []
     lines += [line for option, line in MODEL_CHANGES.items() if getattr(arm, option)]
     lines += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
     lines += ["the optimizer with fused=True"] if arm.fused else []
