@@ -114,7 +114,8 @@ def shares(number):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_one_piece_is_placed_as_one(device, channels_last):
-    got = list(DevicePrefetcher(shares(4), device, channels_last=channels_last))
+    layout = {4: torch.channels_last} if channels_last else None
+    got = list(DevicePrefetcher(shares(4), device, layout=layout))
     assert [loaded.position for loaded in got] == [0, 1, 2, 3]
     for position, loaded in enumerate(got):
         image, label = loaded.batch["image"], loaded.batch["label"]

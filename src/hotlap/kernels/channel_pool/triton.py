@@ -22,7 +22,7 @@ def pool(x: Tensor, out: Tensor) -> None:
     images, channels, height, width = x.shape
     last = not x.is_contiguous()
     block_c = min(CHANNELS, 1 << (channels - 1).bit_length()) if last else 1
-    block_p = (NUMBERS if x.is_cuda else 64) // block_c
+    block_p = (NUMBERS if x.is_cuda else 256) // block_c
     grid = (-(-height * width // block_p), images)
     settings = {"LAST": last, "BY_EIGHT": channels % 8 == 0, "BLOCK_P": block_p, "BLOCK_C": block_c}
     _kernel()[grid](x, out, height * width, channels, **settings, num_warps=WARPS)

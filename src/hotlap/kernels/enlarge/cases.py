@@ -86,7 +86,7 @@ def run_enlarge(
 SMALL = (
     EnlargeCase(images=1, channels=1, size=(1, 1), parts=((1, 1),)),
     EnlargeCase(images=1, channels=2, size=(5, 1), parts=((1, 1), (3, 1))),
-    EnlargeCase(images=2, channels=7, size=(13, 11), parts=((7, 6), (3, 2), (1, 1)), relu=True),
+    EnlargeCase(images=2, channels=3, size=(13, 11), parts=((7, 6), (3, 2), (1, 1)), relu=True),
     EnlargeCase(images=2, channels=7, size=(13, 11), parts=((7, 6), (3, 2), (1, 1)), relu=True, last=True),
     EnlargeCase(images=1, channels=72, size=(6, 10), parts=((3, 5),), last=True),
     EnlargeCase(images=1, channels=3, size=(9, 8), parts=((5, 4), (3, 2)), strided=True),
@@ -94,7 +94,7 @@ SMALL = (
     EnlargeCase(
         images=2, channels=16, size=(8, 12), parts=((4, 6), (2, 3)), last=True, relu=True, dtype=torch.bfloat16
     ),
-    EnlargeCase(images=2, channels=16, size=(8, 12), parts=((4, 6), (2, 3)), relu=True, dtype=torch.float16),
+    EnlargeCase(images=2, channels=5, size=(8, 12), parts=((4, 6), (2, 3)), relu=True, dtype=torch.float16),
     EnlargeCase(images=0, channels=4, size=(6, 6), parts=((3, 3),)),
 )
 """One, primes, both layouts, a view, a part that is larger, nothing: small enough for a CPU and for an interpreter."""

@@ -24,7 +24,7 @@ def enlarge(base: Tensor, parts: Sequence[Tensor], relu: bool, out: Tensor) -> N
     images, channels, height, width = base.shape
     last = not base.is_contiguous()
     block_c = min(CHANNELS, 1 << (channels - 1).bit_length()) if last else 1
-    block_w = max(1, min((NUMBERS if base.is_cuda else 64) // block_c, 1 << (width - 1).bit_length()))
+    block_w = max(1, min((NUMBERS if base.is_cuda else 256) // block_c, 1 << (width - 1).bit_length()))
     groups = -(-channels // block_c)
     grid = (-(-width // block_w), height, images * groups)
     given: list[Any] = []
