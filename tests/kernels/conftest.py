@@ -1,4 +1,4 @@
-"""The CUDA kernels of splatting on a CPU, thread by thread, for the tests that draw with them."""
+"""Memory that nobody wrote, seen; and the CUDA kernels of splatting on a CPU, thread by thread, for tests that draw."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from hotlap.kernels.splat import cuda, cuda_plan, cuda_program, cuda_room
 from hotlap.kernels.splat.cuda_program import Variant
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def nan_filled():
+    """Fresh memory holds NaN, so that a number that no kernel wrote is seen."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,6 @@ from hotlap.kernels.graph_conv.support import support_from_matrix, support_from_
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def nan_filled():
-    """Fresh memory holds NaN, so that a number that no kernel wrote is seen."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def skip_unless(impl: str, device: torch.device, dtype: torch.dtype) -> None:
     try:
         graph_conv_choice(device, dtype, impl)

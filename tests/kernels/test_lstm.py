@@ -22,16 +22,6 @@ from hotlap.kernels.lstm.reference import lstm_ref
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def nan_filled():
-    """Fresh memory holds NaN, so that a number that no kernel wrote is seen."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def check(case: LstmCase, impl: str, device: torch.device) -> None:
     reason = lstm_reason(impl, device, case)
     if reason:

@@ -20,15 +20,6 @@ from hotlap.kernels.view_pool.reference import view_pool_ref
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def nan_filled():
-    """Fresh memory holds NaN, so that a number that no kernel wrote is seen."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def skip_unless(impl: str, device: torch.device, dtype: torch.dtype) -> None:
     try:
         view_pool_choice(device, dtype, impl)

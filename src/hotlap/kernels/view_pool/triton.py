@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotlap.kernels.images import why_not_triton
+
+why_not = why_not_triton
+
 NUMBERS, NUMBERS_BACK = 2048, 1024
 """Points times channels of a program, forward and backward: 16 or 8 numbers of each kind for each of 128 threads."""
 MAX_CHANNELS = 128
 """Of a program."""
-
-
-def why_not(device: torch.device, dtype: torch.dtype) -> str:
-    """Why this implementation cannot run on such maps; '' if it can."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the tensors are on {device.type} and TRITON_INTERPRET is not 1"
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"{str(dtype).removeprefix('torch.')} is not among float32, float16 and bfloat16"
-    return ""
 
 
 def _by_map(
