@@ -258,3 +258,12 @@ def test_a_count_is_waited_for_on_the_stream_that_was_the_current_one_of_its_car
     assert [one._stream for one in told] == [f"stream {handle} of card 2" for handle in (70, 90, 70)]
     assert asked == [2, 2], "an object for each stream, made once"
     assert not any(one._is_there() for one in told), "what an earlier frame has told is forgotten"
+
+
+def test_what_graphs_need_can_be_written_whoever_asked_first():
+    cuda_room.needed_by_graphs.cache_clear()
+    with torch.inference_mode():
+        needed = cuda_room.needed_by_graphs(CPU)
+    needed[1] = 7
+    assert cuda_room.overflowed(CPU) and not cuda_room.overflowed(CPU)
+    cuda_room.ROOM.least.pop(CPU, None)

@@ -120,7 +120,8 @@ def capturing(device: torch.device) -> bool:
 @functools.cache
 def needed_by_graphs(device: torch.device) -> Tensor:
     """[2] pairs of the latest frame; the most of a captured frame that did not fit. It outlives all graphs."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
+    with torch.inference_mode(False):  # or, first asked for within it, nobody outside might write it any more
+        return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def overflowed(device: torch.device) -> bool:
