@@ -15,7 +15,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
 
-# What takes longest: campaigns of kills, long compilations.
+# What takes longest: campaigns of kills, long compilations, Triton's interpreter.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 

@@ -51,6 +51,7 @@ def test_matches_reference_at_real_sizes(case, plain_float32, nan_filled):
     check(case, "triton", torch.device("cuda"))
 
 
+@pytest.mark.slow
 def test_triton_matches_reference_when_interpreted():
     """Triton looks at the variable when it is imported, and some other test may have imported it."""
     pytest.importorskip("triton")

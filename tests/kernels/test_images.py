@@ -21,6 +21,7 @@ BESIDES = 3 + 2 + 3
 """Tests of these files, beside their cases, in which Triton runs on the CPU."""
 
 
+@pytest.mark.slow
 def test_triton_matches_references_when_interpreted():
     """Triton looks at the variable when it is imported, and some other test may have imported it."""
     pytest.importorskip("triton")

@@ -55,6 +55,7 @@ def test_matches_reference_at_sizes_of_real_use(case, impl, plain_float32, nan_f
     check(case, impl, torch.device("cuda"))
 
 
+@pytest.mark.slow
 def test_triton_matches_reference_when_interpreted():
     """Those of the tests above and below that Triton takes part in, in a process that interprets it.
 

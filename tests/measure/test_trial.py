@@ -125,6 +125,7 @@ def test_what_the_compiler_does_is_counted(folder, monkeypatch, name, compiles, 
     assert seen == (compiles, breaks, again)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_fork(), reason="fresh processes only")
 def test_the_last_run_in_a_fresh_process_counts_the_memory_that_a_forked_trial_does(folder):
     """Modules that torch imports late were a hundred megabytes, and stood in the curve as what a batch takes."""

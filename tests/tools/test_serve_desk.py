@@ -54,6 +54,7 @@ def test_the_memory_of_one_picture_serves_the_next():
     assert int(told.stdout) < 500, "pages that the kernel had to bring; 2048 where nothing is said to the C library"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_desk_answers_as_this_process_does_and_outlives_a_kill():
     out = io.BytesIO()

@@ -129,6 +129,7 @@ def loud(tmp_path):
     return f"{tmp_path / 'loud.py'}:masked"
 
 
+@pytest.mark.slow
 def test_stdout_has_the_answer_alone_whatever_a_target_prints(tmp_path, loud, monkeypatch):
     monkeypatch.setenv("HOTLAP_BATCHH", "3")
     process = start(tmp_path, "--epochs", "1", target=loud)
@@ -163,6 +164,7 @@ def test_torchrun_stopped_before_it_has_processes_says_so(number):
     assert (done.returncode, done.stderr) == (130, "hotlap: interrupted before the training began\n")
 
 
+@pytest.mark.slow
 def test_what_ended_all_processes_is_told_and_not_tried_again(tmp_path, alarm):
     config = TrainConfig(target=TARGET, nproc=2, device="cpu", batch=99, restarts=2, runs=tmp_path / "runs")
     told = []

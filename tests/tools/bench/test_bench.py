@@ -154,6 +154,7 @@ def test_arms_that_keep_memory_have_processes_of_their_own_now_before_and_now_af
     assert max(event.done / event.total for event in heard if event.kind == "advance") <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_long_steps_get_a_smaller_batch_and_it_is_said(folder, mode):
     quick = {"processes": 1, "gate_batch": 2, "step_seconds": 0.35, "memory": False, "mode": mode}
