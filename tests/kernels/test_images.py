@@ -13,7 +13,7 @@ import torch
 
 from hotlap.kernels.channel_pool.cases import SMALL as POOLED
 from hotlap.kernels.enlarge.cases import SMALL as ENLARGED
-from hotlap.kernels.images import as_layout, layout_of, why_not_triton
+from hotlap.kernels.images import why_not_triton
 from hotlap.kernels.instance_norm.cases import SMALL as NORMED
 
 FILES = ("test_channel_pool.py", "test_enlarge.py", "test_instance_norm.py")
@@ -32,15 +32,6 @@ def test_triton_matches_references_when_interpreted():
     assert done.returncode == 0, done.stdout
     count = len(POOLED) + len(ENLARGED) + len(NORMED) + BESIDES
     assert re.search(rf"{count} passed", done.stdout), done.stdout
-
-
-def test_what_has_gaps_is_put_together_in_the_usual_order():
-    image = torch.randn(2, 3, 4, 6)
-    turned = image.contiguous(memory_format=torch.channels_last)
-    assert layout_of(image) == layout_of(image[..., ::2]) == torch.contiguous_format
-    assert layout_of(turned) == torch.channels_last
-    assert layout_of(torch.randn(2, 1, 4, 6).contiguous(memory_format=torch.channels_last)) == torch.contiguous_format
-    assert as_layout(image[..., ::2], torch.channels_last).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_where_triton_cannot_run_it_says_why(monkeypatch):

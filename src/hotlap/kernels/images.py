@@ -1,4 +1,4 @@
-"""What kernels for images [n, C, H, W] share: how images lie in memory, and where Triton can run."""
+"""What kernels for images [n, C, H, W] share: where Triton can run, and how many warps stream them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ import os
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
 WARPS = 8
 """Of a Triton program that streams images."""
-
-
-def layout_of(x: Tensor) -> torch.memory_format:
-    """How the numbers of an image lie; what has gaps is put together in torch's usual order."""
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def as_layout(x: Tensor, layout: torch.memory_format) -> Tensor:
-    return x.contiguous(memory_format=layout)
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype) -> str:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hotlap.base.shapes import bind_dims
+from hotlap.device.layout import format_of
 from hotlap.kernels.channel_pool import triton
 from hotlap.kernels.channel_pool.reference import channel_pool_ref
 from hotlap.kernels.choose import Choice, choose
-from hotlap.kernels.images import as_layout, layout_of
 
 
 def _always(device: torch.device, dtype: torch.dtype) -> str:
@@ -30,7 +30,7 @@ def channel_pool(x: Tensor, *, impl: str = "auto") -> Tensor:  # [n, C, H, W] ->
     bind_dims(x=(x, "n C H W"))
     if _pick(impl, x.device, x.dtype) == "reference" or x.numel() == 0:
         return channel_pool_ref(x)
-    return _pool(as_layout(x, layout_of(x)))
+    return _pool(x.contiguous(memory_format=format_of(x)))
 
 
 def channel_pool_choice(device: torch.device, dtype: torch.dtype, impl: str = "auto") -> Choice:
@@ -56,7 +56,7 @@ def _(x: Tensor) -> Tensor:
 
 
 def _room(x: Tensor) -> Tensor:
-    return torch.empty_like(x[:, :1].expand(-1, 2, -1, -1), memory_format=layout_of(x))
+    return torch.empty_like(x[:, :1].expand(-1, 2, -1, -1), memory_format=format_of(x))
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hotlap.base.shapes import bind_dims
+from hotlap.device.layout import format_of
 from hotlap.kernels.choose import Choice, choose
 from hotlap.kernels.enlarge import triton
 from hotlap.kernels.enlarge.reference import enlarge_ref
-from hotlap.kernels.images import as_layout, layout_of
 
 
 def _always(device: torch.device, dtype: torch.dtype) -> str:
@@ -37,8 +37,9 @@ def enlarge(base: Tensor, parts: Sequence[Tensor], *, relu: bool = False, impl: 
     no_work = base.numel() == 0 or not parts or len(parts) > triton.MOST_PARTS
     if _pick(impl, base.device, base.dtype) == "reference" or no_work:
         return enlarge_ref(base, parts, relu=relu)
-    layout = layout_of(base)
-    return _enlarge(as_layout(base, layout), [as_layout(part.to(base.dtype), layout) for part in parts], relu)
+    layout = format_of(base)
+    alike = [part.to(base.dtype).contiguous(memory_format=layout) for part in parts]
+    return _enlarge(base.contiguous(memory_format=layout), alike, relu)
 
 
 def enlarge_choice(device: torch.device, dtype: torch.dtype, impl: str = "auto") -> Choice:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hotlap.base.shapes import bind_dims
+from hotlap.device.layout import format_of
 from hotlap.kernels.choose import Choice, choose
-from hotlap.kernels.images import as_layout, layout_of
 from hotlap.kernels.instance_norm import triton
 from hotlap.kernels.instance_norm.reference import instance_norm_ref
 
@@ -47,8 +47,8 @@ def instance_norm(
         return instance_norm_ref(x, weight, bias, eps=eps, residual=residual, relu=relu)
     given = (x, weight, bias) if residual is None else (x, weight, bias, residual)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    dense = as_layout(x, layout_of(x))
-    more = None if residual is None else as_layout(residual.to(x.dtype), layout_of(dense))
+    dense = x.contiguous(memory_format=format_of(x))
+    more = None if residual is None else residual.to(x.dtype).contiguous(memory_format=format_of(dense))
     return _norm(dense, weight, bias, more, eps, relu, keep)[0]
 
 
@@ -112,7 +112,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, v_out: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, out, kept = ctx.saved_tensors
-    v_out = as_layout(v_out, layout_of(x))
+    v_out = v_out.contiguous(memory_format=format_of(x))
     # Without a cut the residual's gradient is the result's own.
     split = ctx.residual and out is not None
     v_x, sums, v_residual = _norm_back(v_out, x, weight, out, kept, split)
