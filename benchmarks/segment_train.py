@@ -28,13 +28,16 @@ from benchmarks.timed_training import BEGAN, Clock, Printer, add_result, fastest
 from hotlap.data.instance_images import pack_images
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.parts import pick_device
+from hotlap.measure.session import kernel_layers
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
 from hotlap.segment.cells import cells
 from hotlap.segment.evaluate import OTSU, SegmentEvalConfig, evaluate
+from hotlap.segment.nets import build_head
 
 RESULT = "segment_train.json"
+WAYS = ("graph", "graph, channels last", "graph, channels last, kernels")
 SCORES = ("ap50", "ap75", "map", "f1", "pq", "dice")
 
 
@@ -55,10 +58,13 @@ def ways_of(args: argparse.Namespace, data: Path, out: Path, device: torch.devic
     ways: dict[str, dict[str, Any]] = {
         "graph": {"graph": True},
         "graph, channels last": {"graph": True, "channels_last": True},
+        "graph, channels last, kernels": {"graph": True, "channels_last": True, "kernels": True},
         "eager": {},
         "graph, channels last, compiled": {"graph": True, "channels_last": True, "compile": "default"},
     }
-    return {name: settings(args, data, out, device, fused=True, **ways[name]) for name in args.ways.split(";")}
+    has_kernels = bool(kernel_layers(build_head(args.model, args.head, width=args.width or None)))
+    names = [name for name in args.ways.split(";") if has_kernels or "kernels" not in ways[name]]
+    return {name: settings(args, data, out, device, fused=True, **ways[name]) for name in names}
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def score(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     named = args.model.startswith("smp:")
     config = SegmentEvalConfig(
         data=args.data, model=args.model if named else str(out), weights=out / "weights.pt" if named else None,
-        out=out, device=args.device, batch=args.batch,
+        out=out, device=args.device, batch=args.batch, pictures=args.pictures,
     )  # fmt: skip
     return evaluate(config, Printer())
 
@@ -149,7 +155,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=10, help="processes that load crops")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", default="graph;graph, channels last", help="to train that are tried, on a card")
+    parser.add_argument("--ways", default=";".join(WAYS), help="to train that are tried, on a card")
 
 
 def main() -> int:
@@ -162,6 +168,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=7.0, help="of the whole, scores and pictures included")
     parser.add_argument("--reserve", type=float, default=60.0, help="seconds of them for scores and pictures")
     parser.add_argument("--out", type=Path, default=Path("segment-train"))
+    parser.add_argument("--pictures", type=int, default=12, help="of held-out images, labels beside findings")
     add_recipe(parser)
     args = parser.parse_args()
     if args.what == "pack":

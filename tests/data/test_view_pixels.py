@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -165,3 +166,19 @@ def test_cameras_that_are_none_are_refused():
     ):
         with pytest.raises(DataError, match=message):
             Pinhole(**good | change)
+
+
+def test_a_part_that_claims_gigabytes_makes_no_room_for_them(tmp_path):
+    path, pixels = tmp_path / "lying.png", random_picture()
+    Image.fromarray(pixels).save(path)
+    content = path.read_bytes()
+    at = content.index(b"IDAT")
+    path.write_bytes(content[: at - 4] + struct.pack(">I", 3_700_000_000) + content[at:])
+    tracemalloc.start()
+    try:
+        loaded = load_view(view_of(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
+    np.testing.assert_array_equal(loaded.image, pixels)

@@ -6,11 +6,12 @@ import gc
 import multiprocessing
 import os
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
-from hotlap.measure.passing import put, receive, send
+from hotlap.measure.passing import LARGEST_HELD, Shelf, put, receive, send
 
 
 @pytest.fixture
@@ -72,3 +73,15 @@ def test_a_pipe_that_ended_says_so(pipe):
         receive(there)
     with pytest.raises(OSError, match="Broken pipe"):
         send(there, torch.ones(2))
+
+
+def test_a_shelf_shows_one_array_after_the_other_where_the_last_one_was():
+    shelf, first = Shelf(), np.arange(6, dtype=np.float32).reshape(2, 3)
+    shown = shelf.hold("maps", first)
+    again = shelf.hold("maps", first[::-1] + 1)
+    assert again.data_ptr() == shown.data_ptr() and again.tolist() == [[4, 5, 6], [1, 2, 3]]
+    other = shelf.hold("maps", first.astype(np.float64))
+    assert other.dtype == torch.float64 and other.tolist() == first.tolist()
+    assert shelf.hold("picture", np.ones(2, np.uint8)).tolist() == [1, 1] and shelf.hold("maps", first).tolist()
+    large = np.zeros(LARGEST_HELD + 1, np.uint8)
+    assert shelf.hold("maps", large).data_ptr() != shelf.hold("maps", large).data_ptr(), "too much to keep"

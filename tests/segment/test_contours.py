@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from scipy import ndimage
 
 from hotlap.kernels.instances.cases import blobs, nested, noise
 from hotlap.kernels.instances.op import tangled
-from hotlap.segment.contours import draw_outlines, filled, outlines
+from hotlap.segment.contours import _loops, draw_outlines, filled, outlines
 
 pytest.importorskip("numba")
 
@@ -106,3 +108,15 @@ def test_filling_takes_the_pixels_whose_centres_are_inside():
     assert filled(triangle, (4, 5)).sum(1).tolist() == [3, 2, 1, 0]
     assert filled(triangle, (2, 2), corner=(1, 1)).tolist() == [[True, False], [False, False]]
     assert filled(triangle[::-1], (4, 5)).sum() == 6, "the direction does not matter"
+
+
+def test_a_long_ring_that_touches_itself_is_untied_in_one_go():
+    """A picture that is all foreground, and ragged, has one ring of as many corners as it has pixels."""
+    num = 60_000
+    there = np.stack([np.arange(num), np.zeros(num, np.int64)], 1)
+    ring = np.concatenate([there, [[5, 1], [5, 0], [4, 1]]])  # by (5, 0) for the second time
+    began = time.process_time()
+    first, second = _loops(ring)
+    assert time.process_time() - began < 5, "once through, not once for each corner"
+    np.testing.assert_array_equal(first, np.concatenate([there[5:], [[5, 1]]]))
+    np.testing.assert_array_equal(second, np.concatenate([there[:5], [[5, 0], [4, 1]]]))

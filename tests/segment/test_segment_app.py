@@ -151,6 +151,7 @@ def test_the_engine_is_told_what_was_asked(tmp_path):
     assert training(SegmentTrainConfig(data=tmp_path, resume=True)).resume == "latest"
     recorded = training(SegmentTrainConfig(data=tmp_path, graph=True))
     assert (config.graph, config.fused) == (False, False) and (recorded.graph, recorded.fused) == (True, True)
+    assert training(SegmentTrainConfig(data=tmp_path, kernels=True)).kernels and not config.kernels
 
 
 def test_a_weight_file_comes_from_a_checkpoint(tmp_path):

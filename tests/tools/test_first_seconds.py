@@ -20,6 +20,13 @@ COMMANDS = {
     "loader": ["loader", "bilstm"],
 }
 
+INTERRUPTED = """
+from hotlap.cli import main
+
+main._dispatch = lambda words: exec("raise KeyboardInterrupt")
+main.main(["loader"])
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -45,3 +52,13 @@ def test_a_tool_that_is_stopped_while_it_loads_leaves_a_record(kind, number, tmp
     assert code == (130 if number == signal.SIGTERM else -signal.SIGKILL)
     assert record.notes[0] == "The target was being loaded; nothing was measured yet."
     assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["runs"]
+
+
+def test_an_interrupt_while_python_runs_text_has_the_same_exit_code(tmp_path):
+    """Libraries make their dataclasses so while they are imported; Python itself then remembers an interrupt."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "hotlap: interrupted; 'hotlap list runs' shows what was saved until then\n"

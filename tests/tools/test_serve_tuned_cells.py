@@ -44,12 +44,12 @@ def test_the_tuned_batch_of_a_cell_network_reaches_the_model(jobs_in_process, tm
     monkeypatch.chdir(tmp_path)
     record = tune(
         TuneConfig(
-            target="resunet-small", mode="infer", workload=CELLS, arms=("cpu",), batches=(1, 2, 3), seconds=0.002,
+            target="resunet-small", mode="infer", workload=CELLS, arms=("cpu",), batches=(1, 2), seconds=0.002,
             warmup_seconds=0.01, gate_batch=1, budget="1h", export=Path("exported"),
         )
     )  # fmt: skip
     curve = {row["batch"] for row in record.extra["tune"]["rows"] if row["status"] == "ok"}
-    assert curve == {1, 2, 3}
+    assert curve == {1, 2}  # of three, how fast the first were decides whether the last is tried
     profile = read_profile(Path(record.extra["tune"]["stored"]))
     batch = profile.batch
     sizes = Path("exported/batch_sizes.json")

@@ -68,6 +68,7 @@ def run(arguments: list[str]) -> int:
         complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
+        exec("")  # 'python -m' takes one that came while text was run, as dataclasses do, for unhandled, and dies of it
         complain("interrupted; 'hotlap list runs' shows what was saved until then")
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hotlap.base.errors import DataError
-from hotlap.data.picture_file import SUFFIXES, require_pillow, to_rgb
+from hotlap.data.picture_file import SUFFIXES, opened_picture, require_pillow, to_rgb
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,8 +128,8 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
 def _open(path: Path) -> Any:
     image_module = require_pillow()
     try:
-        image = image_module.open(path)
-        image.load()
+        with opened_picture(path) as image:
+            image.load()
     except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
         raise DataError(
             f"image file {str(path)!r} cannot be read: {error}", remedy="Replace the file, or remove it and its partner"

@@ -12,7 +12,8 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,30 @@ def require_pillow() -> Any:
             "reading images needs Pillow, which is not installed", remedy="pip install 'hotlap[images]'"
         ) from error
     return Image
+
+
+class _Bounded(io.BufferedReader):
+    """A file that is never asked for more bytes than it has, since room would be made for all of them beforehand."""
+
+    def __init__(self, path: Path) -> None:
+        raw = io.FileIO(path)
+        super().__init__(raw)
+        self._bytes = raw.seek(0, io.SEEK_END)
+        raw.seek(0)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._bytes - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+@contextmanager
+def opened_picture(path: Path) -> Iterator[Any]:
+    """A picture opened by Pillow, of which little more than the header is read until it is loaded.
+
+    Damage is raised as Pillow raises it. The length of a part of a file may be a lie, of gigabytes too.
+    """
+    with _Bounded(path) as file, require_pillow().open(file) as image:
+        yield image
 
 
 def read_square(path: str, choose_box: Callable[[int, int], Box], size: int) -> Tensor:  # [3, size, size] uint8

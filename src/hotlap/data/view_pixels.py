@@ -18,7 +18,7 @@ import numpy as np
 
 from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.lens import straighten, straighten_mask
-from hotlap.data.picture_file import UnreadablePicture, require_pillow, to_rgb
+from hotlap.data.picture_file import UnreadablePicture, opened_picture, require_pillow, to_rgb
 from hotlap.data.view import LoadedView, View
 
 _LOSSY_THRESHOLD = 128
@@ -71,7 +71,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """A picture opened by Pillow; what damaged files make Pillow raise within the block is ``UnreadablePicture``."""
     image_module = require_pillow()
     try:
-        with image_module.open(path) as image:
+        with opened_picture(path) as image:
             most = image_module.MAX_IMAGE_PIXELS
             if most is not None and image.width * image.height > most:
                 size = f"{image.width}x{image.height}"

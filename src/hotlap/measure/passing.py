@@ -13,10 +13,13 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 MOST_AT_ONCE = 200
 """Descriptors that the kernel takes along at a time: 253."""
+LARGEST_HELD = 32 << 20
+"""Bytes of shared memory that a shelf keeps for the next array."""
 
 
 class _Packer(pickle.Pickler):
@@ -73,6 +76,26 @@ def put(tensor: Tensor) -> Tensor:
         file.flush()
         shared = kind._new_shared_fd_cpu(file.fileno(), storage.nbytes())
     return torch.empty(0, dtype=tensor.dtype).set_(shared, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class Shelf:
+    """Shared memory in which one array after the other is shown to another process."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def hold(self, name: str, array: np.ndarray) -> Tensor:
+        """A copy in shared memory: where the last one was, if it was as large, for new memory takes thrice as long."""
+        import numpy as np
+        import torch
+
+        held = self._held.get(name)
+        if held is None or tuple(held.shape) != array.shape or held.numpy().dtype != array.dtype:
+            held = put(torch.from_numpy(np.ascontiguousarray(array)))
+            self._held = {**self._held, name: held} if array.nbytes <= LARGEST_HELD else {}
+        else:
+            np.copyto(held.numpy(), array)
+        return held
 
 
 def send(pipe: Any, message: Any) -> None:

@@ -56,6 +56,8 @@ class SegmentTrainConfig:
     """torch.compile: worth its start in a long training."""
     graph: bool = False
     """Records passes as CUDA graphs: a step of hrnet is 8,000 operations, each started by the host otherwise."""
+    kernels: bool = False
+    """Norms and pooling by Hotlap's own kernels, on a card best with channels_last; unet and smp: have none."""
     workers: int | None = None
     """Processes that load crops; by default as many as the first steps show to be needed."""
     on_bad_sample: Literal["raise", "skip"] = "skip"
@@ -98,6 +100,7 @@ def training(config: SegmentTrainConfig) -> TrainConfig:
         channels_last=config.channels_last,
         compile=config.compile,
         graph=config.graph,
+        kernels=config.kernels,
         fused=config.graph,
         tuned=False,
         workers=config.workers,

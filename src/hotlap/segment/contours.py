@@ -57,14 +57,13 @@ def _untied(rings: Rings) -> Rings:
 def _loops(ring: np.ndarray) -> list[np.ndarray]:  # [P, 2]
     """A ring as loops that each come by a corner once."""
     loops: list[np.ndarray] = []
-    way: list[tuple[int, int]] = []
+    way: dict[tuple[int, int], None] = {}  # in the order of going; looked up, for a ring may have a million corners
     for corner in map(tuple, ring.tolist()):
         if corner in way:
-            at = way.index(corner)
-            loops.append(np.array(way[at:], ring.dtype))
-            del way[at:]
-        way.append(corner)
-    return [*loops, np.array(way, ring.dtype)]
+            back = list(iter(lambda: way.popitem()[0], corner))
+            loops.append(np.array([corner, *reversed(back)], ring.dtype))
+        way[corner] = None
+    return [*loops, np.array(list(way), ring.dtype)]
 
 
 def _kept(points: np.ndarray, starts: np.ndarray, owners: np.ndarray, tolerance: float) -> np.ndarray:  # [P] bool

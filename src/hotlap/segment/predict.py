@@ -98,11 +98,11 @@ def predict_many(
 
 
 class Beside:
-    """Work in threads beside the caller, at most ``most`` at a time; the first error is raised to the caller."""
+    """Work in threads beside the caller, which waits where ``most`` are under way; its first error is the caller's."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, most: int) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hotlap-results")
-        self._most = 2 * workers
+        self._most = most
         self._running: deque[Future[Any]] = deque()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> None:

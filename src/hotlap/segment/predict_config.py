@@ -61,8 +61,8 @@ class SegmentPredictConfig:
     """How the network runs, as cuda:bf16+channels_last+graph; by default that of the tuned profile, else plain
     float32."""
     workers: int = 0
-    """Threads that read pictures, and as many threads, or processes beside a card, that work on results; 0 for as many
-    as there are cores, at most 16."""
+    """Threads, or processes beside a card, that read pictures, and as many that work on results; 0 for as many as there
+    are cores, at most 16."""
     most_pixels: int = MOST_PIXELS
     """Pixels of the largest picture that is read; a larger one is refused before it is decoded."""
     redo: bool = False

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,11 +23,11 @@ from hotlap.records.codec import encode
 from hotlap.segment.done import Done, find_files, prepare
 from hotlap.segment.exports import write_tables
 from hotlap.segment.finishing import Facts, Finishing
+from hotlap.segment.picture_processes import PictureProcesses
 from hotlap.segment.predict import Beside, ManyConfig, timed
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predictor import Predictor, chosen_batch, chosen_device, load_predictor
-from hotlap.segment.reading import Bad, Finished, Loaded, Reader
-from hotlap.segment.result_processes import ResultProcesses
+from hotlap.segment.reading import Bad, Finished, Loaded, Reader, Reading
 from hotlap.segment.tiles import TileConfig, predict_maps
 
 TASK = "predict"
@@ -34,7 +35,7 @@ _MOST_WORKERS = 16
 _WORTH_TELLING_S = 1.0
 _REMEDY = "pip install 'hotlap[segment]'"
 FEWEST_FILES, FEWEST_BYTES = 64, 1 << 27
-"""From either on a folder has results worked out in processes; fewer pictures are done before those are ready. Bytes
+"""From either on a folder is read and finished in processes; fewer pictures are done before those are ready. Bytes
 count because one file may hold hundreds of pictures."""
 
 
@@ -81,8 +82,10 @@ class _Tally:
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
-    pages: dict[str, int] = field(default_factory=dict)
-    """Pictures in each file that has been opened."""
+    stacks: set[str] = field(default_factory=set)
+    """Files that have been opened and hold several pictures."""
+    num_more: int = 0
+    """Pictures in these after the first."""
     num_before: int = 0
     num_skipped: int = 0
     read_s: float = 0.0
@@ -100,7 +103,13 @@ class _Tally:
 
     def expected(self, num_files: int) -> int:
         """Pictures in all files, as far as is known."""
-        return num_files + sum(num - 1 for num in self.pages.values())
+        return num_files + self.num_more
+
+    def opened(self, file: str, num_pages: int) -> None:
+        """Notes how many pictures a file holds."""
+        if num_pages > 1 and file not in self.stacks:
+            self.stacks.add(file)
+            self.num_more += num_pages - 1
 
     def waited(self, seconds: float) -> None:
         """Counts time spent waiting for pictures."""
@@ -113,8 +122,8 @@ def predict_folder(
 ) -> PredictedFolder:  # fmt: skip
     """Finds the objects in every picture of a folder; bad files are named, finished ones not done again.
 
-    ``processes`` says whether results are worked out in processes or in threads of this one; by default in processes
-    where a card has to be fed meanwhile, the folder is large enough and the system can fork.
+    ``processes`` says whether pictures are read and finished in processes or in threads of this one; by default in
+    processes where a card has to be fed meanwhile, the folder is large enough and the system can fork.
     """
     files = find_files(config.folder)
     prepare(config.out)
@@ -123,7 +132,7 @@ def predict_folder(
     if processes is None:
         device = predictor.device.type if predictor is not None else chosen_device(config).partition(":")[0]
         processes = device == "cuda" and can_fork() and _are_many(files.values())
-    with ResultProcesses() if processes else contextlib.nullcontext() as beside:  # ready when the network is
+    with PictureProcesses() if processes else contextlib.nullcontext() as beside:  # ready when the network is
         return _predict(config, emit, files, predictor or load_predictor(config, emit), beside)
 
 
@@ -134,7 +143,7 @@ def _are_many(files: Collection[Path]) -> bool:
 
 def _predict(
     config: SegmentPredictConfig, emit: Emit, files: dict[str, Path], predictor: Predictor,
-    processes: ResultProcesses | None,
+    processes: PictureProcesses | None,
 ) -> PredictedFolder:  # fmt: skip
     batch = chosen_batch(config, predictor.name)
     tiles = config.tiles(batch) if batch else config.tiles(predictor.batch, predictor.small_batch)
@@ -186,11 +195,15 @@ def _in_order(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _run(
     config: SegmentPredictConfig, tiles: TileConfig, files: dict[str, Path], predictor: Predictor, done: Done,
-    processes: ResultProcesses | None, tally: _Tally, emit: Emit,
+    processes: PictureProcesses | None, tally: _Tally, emit: Emit,
 ) -> None:  # fmt: skip
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
-    reader = Reader(files, done, workers=workers, most_pixels=config.most_pixels, redo=config.redo)
-    beside = Beside(workers)
+    reading = Reading(done=done, most_pixels=config.most_pixels, redo=config.redo)
+    read = partial(processes.read, reading) if processes else reading.items
+    # Pictures are asked for and results given away a whole batch at a time; neither shall wait for the other's.
+    waiting_most = max(2 * workers, tiles.batch)
+    reader = Reader(files, read, workers=workers, ahead=waiting_most)
+    beside = Beside(workers, waiting_most)
     waiting: dict[int, Loaded] = {}
     many = ManyConfig(split=config.split(), simplify_px=config.simplify_px, um_per_px=config.um_per_px)
     formats, category = config.formats, config.category
@@ -224,17 +237,18 @@ def _pictures(reader: Reader, waiting: dict[int, Loaded], tally: _Tally, emit: E
             emit(events.warn(f"skipped {str(item.path)!r}: {item.reason}"))
         elif isinstance(item, Finished):
             tally.entries |= {entry["name"]: entry for entry in item.entries}
-            tally.pages |= {entry["file_name"]: entry["num_pages"] for entry in item.entries}
+            for entry in item.entries:
+                tally.opened(entry["file_name"], entry["num_pages"])
             tally.num_before += len(item.entries)
         else:
-            tally.pages[item.path.name] = item.num_pages
+            tally.opened(item.path.name, item.num_pages)
             waiting[number] = item
             number += 1
             yield item.picture
 
 
 def _finish_one(
-    loaded: Loaded, maps: list[np.ndarray], work: Finishing, processes: ResultProcesses | None, tally: _Tally
+    loaded: Loaded, maps: list[np.ndarray], work: Finishing, processes: PictureProcesses | None, tally: _Tally
 ) -> None:
     """Has one picture's results worked out and written; runs in a thread. ``maps`` holds those of the picture alone."""
     facts = Facts(loaded.name, loaded.path.name, loaded.digest, loaded.num_pages)

@@ -1,10 +1,11 @@
-"""Pictures read and normalised in threads, ahead of the network, a few at a time."""
+"""Pictures read and normalised ahead of the network, a few at a time: by threads, or by processes that they ask."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,21 +49,58 @@ class Finished:
 Item = Loaded | Bad | Finished
 
 
-class Reader:
-    """Reads the files of a folder in threads; iterate over it to get pictures, bad files and finished ones."""
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What all files of a folder have in common before the network sees them."""
 
-    def __init__(self, files: Mapping[str, Path], done: Done, *, workers: int, most_pixels: int, redo: bool) -> None:
+    done: Done
+    most_pixels: int
+    redo: bool
+
+    def items(self, name: str, path: Path) -> Generator[Item]:
+        """The pictures of a file, those of it that were finished before, and what is wrong with it."""
+        try:
+            digest = content_digest(path)
+            entries, num_pages = self.done.pages(name, digest) if not self.redo else ([], 0)
+            if entries:
+                yield Finished(entries)
+            if entries and len(entries) == num_pages:
+                return
+            skip, bad = frozenset(entry["page"] for entry in entries), list[Bad]()
+            pages = read_pictures(
+                path, most_pixels=self.most_pixels, skip=skip, hear=lambda page: bad.append(Bad(path, page.reason))
+            )
+            for picture in pages:
+                yield from bad
+                bad.clear()
+                named = page_name(name, picture.page)
+                yield Loaded(named, path, digest, picture.num_pages, normalise(picture.pixels))
+            yield from bad
+        except HotlapError as error:
+            yield Bad(path, getattr(error, "reason", "") or error.what)
+        except OSError as error:
+            yield Bad(path, error.strerror or str(error))
+
+
+Read = Callable[[str, Path], Generator[Item]]
+"""As ``Reading.items``, wherever that is done."""
+
+
+class Reader:
+    """The pictures of a folder, its bad files and finished ones: read in threads, up to ``ahead`` before their turn."""
+
+    def __init__(self, files: Mapping[str, Path], read: Read, *, workers: int, ahead: int) -> None:
         self._todo: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
         for item in files.items():
             self._todo.put(item)
-        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(2 * workers)
-        self._done, self._most_pixels, self._redo = done, most_pixels, redo
+        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(ahead)
+        self._read = read
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Generator[Item]:
         at_work = len(self._threads)
         while at_work:
             item = self._ready.get()
@@ -86,33 +124,15 @@ class Reader:
                     name, path = self._todo.get_nowait()
                 except queue.Empty:
                     break
-                self._file(name, path)
+                with contextlib.closing(self._read(name, path)) as items:
+                    for item in items:
+                        self._hand(item)
+                        if self._stop.is_set():
+                            return
         except BaseException as error:  # noqa: BLE001 - the main thread raises it again
             self._hand(error)
         finally:
             self._hand(None)
-
-    def _file(self, name: str, path: Path) -> None:
-        try:
-            digest = content_digest(path)
-            entries, num_pages = self._done.pages(name, digest) if not self._redo else ([], 0)
-            if entries:
-                self._hand(Finished(entries))
-            if entries and len(entries) == num_pages:
-                return
-            skip = frozenset(entry["page"] for entry in entries)
-            pages = read_pictures(
-                path, most_pixels=self._most_pixels, skip=skip, hear=lambda bad: self._hand(Bad(path, bad.reason))
-            )
-            for picture in pages:
-                named = page_name(name, picture.page)
-                self._hand(Loaded(named, path, digest, picture.num_pages, normalise(picture.pixels)))
-                if self._stop.is_set():
-                    return
-        except HotlapError as error:
-            self._hand(Bad(path, getattr(error, "reason", "") or error.what))
-        except OSError as error:
-            self._hand(Bad(path, error.strerror or str(error)))
 
     def _hand(self, item: Item | BaseException | None) -> None:
         put: Callable[..., None] = self._ready.put

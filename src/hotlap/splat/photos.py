@@ -22,7 +22,7 @@ from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_s
 from hotlap.base.settings import Layer, resolve
 from hotlap.data.colmap import read_model
-from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, require_pillow
+from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, opened_picture, require_pillow
 from hotlap.data.view import first_few
 from hotlap.data.view_pixels import read_head
 from hotlap.engine.checkpoint import CheckpointStore
@@ -195,7 +195,7 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
     for number, path in enumerate(photos, 1):
         read_head(path)  # one that a training would refuse for its size is refused before hours of work
         try:
-            with pillow.open(path) as photo:
+            with opened_picture(path) as photo:
                 if photo.format == "WEBP":
                     ImageOps.exif_transpose(photo).save(to / f"{path.name}.png")
                 elif photo.getexif().get(_ORIENTATION, 1) == 1:

@@ -1,4 +1,4 @@
-"""Results worked out in processes: the same as in threads, whatever dies, and nothing is left running."""
+"""Pictures read and finished in processes: the same as in threads, whatever dies, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import threading
 import time
 import uuid
 import weakref
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +24,16 @@ from PIL import Image
 from hotlap.base.errors import StorageError
 from hotlap.data.object_table import read_csv
 from hotlap.measure.nursery import can_fork
+from hotlap.segment import picture_processes
 from hotlap.segment import predict_folder as module
-from hotlap.segment import result_processes
 from hotlap.segment.done import Done, prepare
 from hotlap.segment.finishing import Facts, Finishing
+from hotlap.segment.normalise import normalise
+from hotlap.segment.picture_processes import PictureProcesses
 from hotlap.segment.predict import ManyConfig
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
-from hotlap.segment.result_processes import ResultProcesses
+from hotlap.segment.reading import Bad, Loaded, Reading
 from hotlap.segment.targets import MAPS
 
 pytest.importorskip("numba")
@@ -81,24 +85,40 @@ def marked(mark):
 @pytest.fixture
 def patient(monkeypatch):
     """Nothing is done in threads because processes are not ready yet."""
-    once = ResultProcesses._is_ready
+    once = PictureProcesses._is_ready
 
     def ready(self):
         while not once(self) and not self._why_not:
             time.sleep(0.01)
         return once(self)
 
-    monkeypatch.setattr(ResultProcesses, "_is_ready", ready)
+    monkeypatch.setattr(PictureProcesses, "_is_ready", ready)
 
 
 @pytest.fixture
 def not_here(monkeypatch, patient):
-    """No picture is finished in this process."""
+    """No picture is read or finished in this process."""
 
     def refuse(*given):
-        raise AssertionError("finished in a thread")
+        raise AssertionError("done in a thread")
 
     monkeypatch.setattr(Finishing, "one", refuse)
+    monkeypatch.setattr(Reading, "items", refuse)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Processes that are ready, for tests that need no run of their own."""
+    with PictureProcesses() as processes:
+        while not processes._is_ready():
+            time.sleep(0.01)
+        yield processes
+
+
+@pytest.fixture
+def reading(tmp_path):
+    prepare(tmp_path / "out")
+    return Reading(done=Done(tmp_path / "out", {}), most_pixels=10**9, redo=False)
 
 
 def settings(folder, **given):
@@ -142,35 +162,47 @@ def lives(process):
         return False
 
 
-def kill_forks(processes, seat):
-    """Ends every process that answers, once there is one."""
+def living_forks(processes):
     (mother,) = processes.pids()
-    while not (forks := psutil.Process(mother).children()):
+    return [fork for fork in psutil.Process(mother).children() if lives(fork)]
+
+
+def kill_fork(processes, number):
+    """Ends the youngest of the processes that answer, once there are so many."""
+    while len(forks := living_forks(processes)) < number:
         time.sleep(0.01)
-    for fork in forks:
-        fork.kill()
-    while any(map(lives, forks)):
+    youngest = max(forks, key=lambda fork: fork.pid)
+    youngest.kill()
+    while lives(youngest):
         time.sleep(0.01)
 
 
 @pytest.fixture
 def deadly(monkeypatch):
-    """Kills the process that is to work on picture 3, as many times as ``deadly["times"]`` says."""
-    plan = {"times": 0, "kill": kill_forks}
-    begun, ask = ResultProcesses._begin, result_processes._Seat.ask
+    """Kills the process that is asked for the results of picture 3, as many times as ``deadly["times"]`` says.
+
+    Or the one that is to ``"read"`` the file of a name, or asked for the ``"next"`` item of it.
+    """
+    plan = {"times": 0, "what": "finish", "name": "3", "kill": kill_fork, "number": 2}  # the other one reads
+    begun, ask, reads = PictureProcesses._begin, picture_processes._Seat.ask, {}
 
     def begin(self):
         begun(self)
         plan["processes"] = self
 
     def asked(self, question):
-        if question[0].name == "3" and plan["times"]:
+        if question is None:
+            what, name = "next", reads[self]
+        else:
+            what, name = ("read", question[0]) if isinstance(question[0], str) else ("finish", question[0].name)
+            reads[self] = name
+        if (what, name) == (plan["what"], plan["name"]) and plan["times"]:
             plan["times"] -= 1
-            plan["kill"](plan["processes"], self)
+            plan["kill"](plan["processes"], plan["number"])
         return ask(self, question)
 
-    monkeypatch.setattr(ResultProcesses, "_begin", begin)
-    monkeypatch.setattr(result_processes._Seat, "ask", asked)
+    monkeypatch.setattr(PictureProcesses, "_begin", begin)
+    monkeypatch.setattr(picture_processes._Seat, "ask", asked)
     return plan
 
 
@@ -192,8 +224,48 @@ def test_a_picture_that_kills_twice_is_named_and_done_another_time(folder, not_h
     assert (again.num_images, again.num_before, again.bad) == (1, NUM - 1, {})
 
 
+@pytest.mark.parametrize(("what", "name"), [("read", "3.png"), ("next", "3.png"), ("next", "stack.tif")])
+def test_a_file_whose_process_is_killed_is_gone_on_with_in_another(folder, shared, deadly, reading, what, name):
+    deadly.update(times=1, what=what, name=name, processes=shared, number=len(living_forks(shared)) + 1)
+    found = [item.name for item in shared.read(reading, name, folder / name)]
+    assert found == ([name] if name == "3.png" else [f"{name}_page0000", f"{name}_page0001"]) and not deadly["times"]
+
+
+def test_a_file_that_kills_twice_is_named_and_the_next_one_is_read(folder, shared, deadly, reading):
+    deadly.update(times=2, what="read", processes=shared, number=len(living_forks(shared)) + 1)
+    ((bad,), (good,)) = (list(shared.read(reading, name, folder / f"{name}.png")) for name in "34")
+    assert bad.path.name == "3.png" and "2 processes died while they read it" in bad.reason
+    np.testing.assert_array_equal(good.picture, normalise(as_picture(TRUTH)[..., :1]))
+
+
+def test_a_file_that_is_left_half_way_can_be_read_again(folder, shared, reading):
+    items = shared.read(reading, "stack", folder / "stack.tif")
+    first = next(items)
+    items.close()
+    (again, _) = shared.read(reading, "stack", folder / "stack.tif")
+    assert first.name == again.name == "stack_page0000"
+
+
+def test_what_cannot_be_read_is_named_as_it_is_in_threads(folder, shared, reading):
+    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:60])
+    (folder / "2.png").write_bytes(b"")
+    (folder / "stack.tif").write_bytes((folder / "stack.tif").read_bytes()[:-40])  # its last page
+    for name, kinds in {"1.png": [Bad], "2.png": [Bad], "gone.png": [Bad], "stack.tif": [Loaded, Bad]}.items():
+        here, there = (list(read(name, folder / name)) for read in (reading.items, partial(shared.read, reading)))
+        assert [type(item) for item in there] == kinds
+        assert [item for item in there if type(item) is Bad] == [item for item in here if type(item) is Bad]
+
+
+def test_an_error_that_nobody_expected_is_raised_from_the_process(folder, shared, reading):
+    with pytest.raises(AttributeError, match="has no attribute 'pages'") as error:
+        list(shared.read(replace(reading, done=None), "0", folder / "0.png"))
+    assert "in items" in "".join(error.value.__notes__), "with the way to it"
+    (item,) = shared.read(reading, "0", folder / "0.png")
+    assert item.name == "0"
+
+
 def test_where_none_can_be_forked_any_more_threads_go_on(folder, patient, deadly):
-    def kill_all(processes, seat):
+    def kill_all(processes, number):
         (mother,) = processes.pids()
         forks = psutil.Process(mother).children()
         os.kill(mother, signal.SIGKILL)
@@ -207,11 +279,11 @@ def test_where_none_can_be_forked_any_more_threads_go_on(folder, patient, deadly
     answer = predict_folder(config, heard.append, predictor=bright_predictor(), processes=True)
     assert (answer.num_images, answer.bad) == (NUM, {})
     (text,) = [event.text for event in heard if event.kind == "warn"]
-    assert "results are worked out in threads" in text and "(it died)" in text
+    assert "pictures are read and results worked out in threads" in text and "(it died)" in text
 
 
 def test_processes_that_cannot_start_cost_a_warning(folder, patient, monkeypatch):
-    monkeypatch.setattr(result_processes, "MAIN", "hotlap.segment.not_there")
+    monkeypatch.setattr(picture_processes, "MAIN", "hotlap.segment.not_there")
     heard = []
     answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor(), processes=True)
     assert answer.num_images == NUM
@@ -220,7 +292,7 @@ def test_processes_that_cannot_start_cost_a_warning(folder, patient, monkeypatch
 
 
 def test_nothing_waits_for_processes_that_are_not_ready(folder, monkeypatch):
-    monkeypatch.setattr(ResultProcesses, "_is_heard", lambda self: False)
+    monkeypatch.setattr(PictureProcesses, "_is_heard", lambda self: False)
     heard = []
     answer = predict_folder(settings(folder), heard.append, predictor=bright_predictor(), processes=True)
     assert answer.num_images == NUM and not [event for event in heard if event.kind == "warn"]
@@ -275,13 +347,13 @@ from bright import bright_predictor
 from pathlib import Path
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
-from hotlap.segment.result_processes import ResultProcesses
-once = ResultProcesses._is_ready
+from hotlap.segment.picture_processes import PictureProcesses
+once = PictureProcesses._is_ready
 def ready(self):
     while not once(self):
         time.sleep(0.01)
     return True
-ResultProcesses._is_ready = ready
+PictureProcesses._is_ready = ready
 def slow(event):
     if event.kind == "advance":
         print("one", flush=True)
@@ -339,15 +411,15 @@ def example_maps(side=64):
 
 
 def test_maps_are_given_back_once_copied_and_pictures_sent_only_where_they_are_shown(work, not_here, monkeypatch):
-    sent, ask = [], result_processes._Seat.ask
+    sent, ask = [], picture_processes._Seat.ask
 
     def asked(self, question):
         sent.append((question, [ref() is None for ref in refs]))
         return ask(self, question)
 
-    monkeypatch.setattr(result_processes._Seat, "ask", asked)
+    monkeypatch.setattr(picture_processes._Seat, "ask", asked)
     refs, picture = [], np.zeros((64, 64, 3), np.uint8)
-    with ResultProcesses() as processes:
+    with PictureProcesses() as processes:
         for n, side in enumerate((64, 64, 50)):
             array = example_maps(side)
             refs.append(weakref.ref(array))
@@ -366,8 +438,8 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
     monkeypatch.setattr(
         Finishing, "one", lambda self, facts, *given: here.append(facts.name) or one(self, facts, *given)
     )
-    monkeypatch.setattr(result_processes, "MOST_SENT", example_maps().nbytes - 1)
-    with ResultProcesses() as processes:
+    monkeypatch.setattr(picture_processes, "MOST_SENT", example_maps().nbytes - 1)
+    with PictureProcesses() as processes:
         ask = lambda n, side: processes.finish(work, Facts(n, n, "", 1), [example_maps(side)], None)  # noqa: E731
         threads = [threading.Thread(target=ask, args=(str(n), 64 - n)) for n in range(4)]
         for thread in threads:
@@ -380,12 +452,12 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
 def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):
     started = []
 
-    class Noted(ResultProcesses):
+    class Noted(PictureProcesses):
         def _begin(self):
             started.append(True)
             self._why_not = "only noted"
 
-    monkeypatch.setattr(module, "ResultProcesses", Noted)
+    monkeypatch.setattr(module, "PictureProcesses", Noted)
     monkeypatch.setattr(module, "FEWEST_FILES", NUM - 1)
     predict_folder(settings(folder), predictor=bright_predictor())
     assert not started, "on a CPU the network needs the cores itself"

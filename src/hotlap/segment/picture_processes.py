@@ -1,12 +1,14 @@
-"""Results in processes beside the run: threads would share one interpreter lock with each other and with what feeds
-the card.
+"""Pictures read and results worked out in processes beside the run: threads would share one interpreter lock with each
+other and with what feeds the card.
 
 A process begins to import in the background, while the network is loaded, and forks the others when they are needed:
-see ``result_main``. Until it is ready, and where it cannot serve, work is done in the thread that asks for it.
+see ``picture_main``. Until it is ready, and where it cannot serve, work is done in the thread that asks for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import queue
 import select
@@ -16,39 +18,40 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import defaultdict
+from collections.abc import Generator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
-from hotlap.measure.passing import put, receive, send
+from hotlap.measure.passing import Shelf, receive, send
 from hotlap.measure.process import revive_error, worker_environment
 from hotlap.segment.finishing import Answer, Facts, Finishing
-from hotlap.segment.result_main import READY
+from hotlap.segment.picture_main import END, ERROR, OK, READY
+from hotlap.segment.reading import Bad, Item, Reading
 
-MAIN = "hotlap.segment.result_main"
+MAIN = "hotlap.segment.picture_main"
 MOST_SENT = 1 << 30
 """Bytes of a picture's maps; larger ones are not copied, but worked on where they are."""
-LARGEST_HELD = 32 << 20
-"""Bytes of shared memory that is kept for the next picture."""
 LEAVE_S = 5.0
 DIED = (
-    f"{ATTEMPTS} processes died while they worked on its results; where memory had run out, "
-    "the log of the system says so. Try it again with fewer --workers"
+    f"{ATTEMPTS} processes died while they {{}}; where memory had run out, the log of the system says so. "
+    "Try it again with fewer --workers"
 )
+Work = Finishing | Reading
 
 
-class ResultProcesses:
-    """Finishes pictures for threads that ask for it, each with a process of its own as long as it asks."""
+class PictureProcesses:
+    """Reads and finishes pictures for threads that ask for it, each with a process of its own as long as it asks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: queue.LifoQueue[_Seat] = queue.LifoQueue()
+        self._free: defaultdict[Work, queue.LifoQueue[_Seat]] = defaultdict(queue.LifoQueue)
         self._seats: list[_Seat] = []
         self._ready = False
         self._why_not = "" if can_fork() else f"{sys.platform} cannot fork safely"
@@ -75,43 +78,69 @@ class ResultProcesses:
         """As ``work.one``, which it raises the errors of; ``maps`` is emptied as soon as its one item is copied."""
         if maps[0].nbytes > MOST_SENT or not self._is_ready():
             return work.one(facts, maps.pop(), picture)
-        seat = self._seat()
+        seat = self._seat(work)
         try:
-            shown = seat.hold("picture", picture) if work.needs_picture else None
-            question = facts, seat.hold("maps", maps.pop()), shown
+            shown = seat.shelf.hold("picture", picture) if work.needs_picture else None
+            question = facts, seat.shelf.hold("maps", maps.pop()), shown
             for _ in range(ATTEMPTS):
-                try:
-                    if not seat.is_taken:
-                        self._fork_for(seat, work)
-                    kind, value = seat.ask(question)
-                except (EOFError, OSError):
-                    seat.leave()
-                    continue
-                if kind == "ok":
-                    answer: Answer = value
+                if (told := self._ask(seat, work, question)) is not None:
+                    answer: Answer = _value(*told)
                     return answer
-                raise revive_error(value) if kind == "error" else value
-            return DIED if self._is_serving() else work.one(facts, question[1].numpy(), picture)
+            died = DIED.format("worked on its results")
+            return died if self._is_serving() else work.one(facts, question[1].numpy(), picture)
         finally:
-            self._free.put(seat)
+            self._free[work].put(seat)
 
-    def _seat(self) -> _Seat:
-        """One at which nothing is being done, by preference one that was just left; the memory there is warm."""
+    def read(self, work: Reading, name: str, path: Path) -> Generator[Item]:
+        """As ``work.items``; a file whose process dies is gone on with in another, after what was handed out of it."""
+        if not self._is_ready():
+            yield from work.items(name, path)
+            return
+        seat, given = self._seat(work), 0
         try:
-            return self._free.get_nowait()
+            for _ in range(ATTEMPTS):
+                told = self._ask(seat, work, (name, path, given))
+                while told is not None:
+                    if told[0] == END:
+                        return
+                    item, picture = _value(*told)
+                    # Copied: its place is for the next one, and hundreds may wait for their batch.
+                    yield item if picture is None else dataclasses.replace(item, picture=picture.numpy().copy())
+                    given += 1
+                    told = self._ask(seat, work, None)
+            if self._is_serving():
+                yield Bad(path, DIED.format("read it"))
+            else:
+                yield from itertools.islice(work.items(name, path), given, None)
+        except GeneratorExit:
+            seat.leave()  # it waits to be asked for the rest
+            raise
+        finally:
+            self._free[work].put(seat)
+
+    def _seat(self, work: Work) -> _Seat:
+        """One for this work at which nothing is being done, by preference just left; the memory there is warm."""
+        try:
+            return self._free[work].get_nowait()
         except queue.Empty:
             seat = _Seat()
             with self._lock:
                 self._seats.append(seat)
             return seat
 
-    def _fork_for(self, seat: _Seat, work: Finishing) -> None:
-        """A new process at a seat; OSError where there are none any more."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            seat.take(Connection(ours.detach()))
-            socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-        seat.tell(work)
+    def _ask(self, seat: _Seat, work: Work, question: Any) -> tuple[str, Any] | None:
+        """What the process at a seat answers, a new one where there is none; None where it has died."""
+        try:
+            if not seat.is_taken:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    seat.take(Connection(ours.detach()))
+                    socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+                seat.tell(work)
+            return seat.ask(question)
+        except (EOFError, OSError):
+            seat.leave()
+            return None
 
     def _is_ready(self) -> bool:
         """Whether processes can be had by now; does not wait."""
@@ -144,13 +173,14 @@ class ResultProcesses:
         return "it died" + (f": {lines[-1]}" if lines else "")
 
     def trouble(self) -> str:
-        """Why results are worked out in threads after all, the first time that it is asked; '' where they are not."""
+        """Why all is done in threads after all, the first time that it is asked; '' where they are not."""
         with self._lock:
             if self._is_told or not self._why_not:
                 return ""
             self._is_told = True
         return (
-            f"results are worked out in threads, which takes longer: the process for them is not used ({self._why_not})"
+            "pictures are read and results worked out in threads, which takes longer: the process for them is not used "
+            f"({self._why_not})"
         )
 
     def pids(self) -> list[int]:
@@ -171,7 +201,7 @@ class ResultProcesses:
                 process.wait()
         self._last_words.close()
 
-    def __enter__(self) -> ResultProcesses:
+    def __enter__(self) -> PictureProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -179,11 +209,11 @@ class ResultProcesses:
 
 
 class _Seat:
-    """One process that answers, or none, with the shared memory in which it is given its pictures."""
+    """One process that answers, or none, and the shared memory in which it is shown its pictures."""
 
     def __init__(self) -> None:
         self._pipe: Any = None
-        self._held: dict[str, Tensor] = {}
+        self.shelf = Shelf()
 
     @property
     def is_taken(self) -> bool:
@@ -200,20 +230,18 @@ class _Seat:
             self._pipe.close()
             self._pipe = None
 
-    def hold(self, name: str, array: np.ndarray) -> Tensor:
-        """A copy in shared memory: where the last one was, if it was as large, for new memory takes thrice as long."""
-        held = self._held.get(name)
-        if held is None or tuple(held.shape) != array.shape:
-            held = put(torch.from_numpy(np.ascontiguousarray(array)))
-            self._held = {**self._held, name: held} if array.nbytes <= LARGEST_HELD else {}
-        else:
-            np.copyto(held.numpy(), array)
-        return held
-
     def tell(self, message: Any) -> None:
         send(self._pipe, message)
 
-    def ask(self, question: Any) -> Any:
-        """What the process answers; EOFError or OSError where it has died."""
+    def ask(self, question: Any) -> tuple[str, Any]:
+        """What the process answers, and of what kind that is; EOFError or OSError where it has died."""
         self.tell(question)
-        return receive(self._pipe)
+        answer: tuple[str, Any] = receive(self._pipe)
+        return answer
+
+
+def _value(kind: str, value: Any) -> Any:
+    """What an answer holds; an error is raised."""
+    if kind != OK:
+        raise revive_error(value) if kind == ERROR else value
+    return value
