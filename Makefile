@@ -11,6 +11,9 @@ demo: $(READY)
 	$(BIN)/hotlap lap unet --for infer --batch 8 --set workload.width=16 --quick --budget 120s --name demo || test $$? -eq 3
 	@echo "The page to look at:" && ls -d runs/demo/*/report.html | tail -n 1
 
+# Python may write bytecode, also where the shell says otherwise: hundreds of processes would compile the same files again.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 # Two processes at a time: most tests wait for processes that they start.
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'

@@ -29,6 +29,10 @@ class Group:
     cells: tuple[Cell, ...]
     asked: float
     """Times the samples a second of each baseline that the best form shall reach."""
+    fixed: tuple[Cell, ...] = ()
+    """Forms that are run whatever their rank, because something is asked of them at their batch."""
+    asked_fixed: float = 0.0
+    """Times the samples a second of each baseline that these shall reach."""
     options: dict[str, int] = field(default_factory=dict)
 
 
@@ -70,17 +74,14 @@ UNET_TRAIN = (
 )
 GROUPS = {
     "unet-infer": Group("unet", "infer", both(16), UNET_INFER, 5.0),
-    "unet-train": Group("unet", "train", both(16), UNET_TRAIN, 5.0),
-    "unet-train-16": Group(
-        "unet", "train", both(16), cells(TRAIN, ("compile", 16), (f"{BEST_TRAIN}+compile", 16)), 3.0
-    ),
+    "unet-train": Group("unet", "train", both(16), UNET_TRAIN, 5.0, cells(TRAIN, (f"{BEST_TRAIN}+compile", 16)), 3.0),
     "bilstm-train": Group(
         "bilstm", "train", both(64), (Cell("cuda:fp16+fused+graph+kernels", 64), Cell("cuda:fp16+graph", 64)), 5.0
     ),
     "small": Group(
         "unet", "infer", (Cell("cpu", 4), Cell("cpu:channels_last", 4)),
         cells("cpu:channels_last", ("folded+shuffled", 4), ("folded", 8), ("compile+folded+shuffled", 8)), 1.0,
-        {"width": 8, "size": 32},
+        cells("cpu:channels_last", ("folded", 4)), 0.5, {"width": 8, "size": 32},
     ),
 }  # fmt: skip
 """``small`` is for two cores, to try the script itself."""

@@ -7,11 +7,11 @@
 
 Each configuration is one arm at one batch, as ``hotlap tune`` tries it: whole steps, the optimizer's state, the
 worst-case shape, in a process of its own that may take ``TIMEOUT_S``. First every form of a group is timed once, in
-the order of ``tuned_cells``, beside eager float32 and eager TF32; these times only choose. The best ones are then
-judged by the numeric gate, and those that are right are run again together with both baselines, ``--rounds`` times in
-changing order. Speed-ups, of samples a second and with their 95% interval, come from these rounds alone, so that luck
-in the choice does not count; a red gate gets none. Everything is written after each process, so that a run that was
-cut off or whose minutes are over goes on.
+the order of ``tuned_cells``, beside eager float32 and eager TF32; these times only choose, and are left out where there
+is no choice. The best ones are then judged by the numeric gate, with the forms that are fixed, and those that are right
+are run again together with both baselines, ``--rounds`` times in changing order. Speed-ups, of samples a second and
+with their 95% interval, come from these rounds alone, so that luck in the choice does not count; a red gate gets none.
+Everything is written after each process, so that a run that was cut off or whose minutes are over goes on.
 """
 
 from __future__ import annotations
@@ -163,24 +163,32 @@ def job_of(group: str, job: str, **extra: Any) -> dict[str, Any]:
 
 
 def finalists(speeds: Speeds, group: str, about: Group, nursery: Starter, number: int) -> list[Cell]:
-    """The best forms that are right, by the trials that choose."""
+    """The best forms that are right, by the trials that choose; all of so many, without such trials."""
+    if len(about.cells) <= number:
+        return right_ones(speeds, group, about, about.cells, nursery)
     timed = {cell: speeds.trial(group, cell, 0, nursery) for cell in (*about.baselines, *about.cells)}
     ran = {cell: statistics.median(row["ms_a_sample"]) for cell, row in timed.items() if "ms_a_sample" in row}
     ranked = sorted((cell for cell in about.cells if cell in ran), key=lambda cell: ran[cell])
     best: list[Cell] = []
     while ranked and len(best) < number:
         some = ranked[: number - len(best)]
-        speeds.judge(group, [*about.baselines, *some], nursery)
-        best += [cell for cell in some if speeds.is_right(group, cell)]
+        best += right_ones(speeds, group, about, some, nursery)
         ranked = ranked[len(some) :]
     return best
+
+
+def right_ones(speeds: Speeds, group: str, about: Group, cells: Sequence[Cell], nursery: Starter) -> list[Cell]:
+    """Those that pass the numeric gate; the fixed forms are judged beside them, for the reference is dear."""
+    speeds.judge(group, [*about.baselines, *cells, *about.fixed], nursery)
+    return [cell for cell in cells if speeds.is_right(group, cell)]
 
 
 def one_group(speeds: Speeds, group: str, nursery: Starter, given: argparse.Namespace) -> None:
     """Chooses the best forms of a group, runs them beside the baselines, and says what they gain."""
     about, rounds, number = GROUPS[group], given.rounds, given.finalists
     about = dataclasses.replace(about, cells=about.cells[: given.cells])
-    chosen = [*about.baselines, *finalists(speeds, group, about, nursery, number)]
+    best = finalists(speeds, group, about, nursery, number)
+    chosen = [*about.baselines, *best, *(cell for cell in about.fixed if speeds.is_right(group, cell))]
     for one in range(rounds):
         speeds.forget_unless_whole(group, one + 1, chosen)
         for cell in chosen[one % len(chosen) :] + chosen[: one % len(chosen)]:
@@ -199,16 +207,17 @@ def one_group(speeds: Speeds, group: str, nursery: Starter, given: argparse.Name
         step = statistics.median(ms * cell.batch for values in a_sample[cell] for ms in values)
         answer = {"cell": str(cell), "ms_a_step": step, "times_the_samples_of": gains}
         speeds.answers[group].append(answer)
-        tell(group, about, answer, cell in about.baselines)
+        asked = about.asked_fixed if cell in about.fixed else about.asked
+        tell(group, answer, None if cell in about.baselines else asked)
     speeds.save()
 
 
-def tell(group: str, about: Group, answer: dict[str, Any], is_baseline: bool) -> None:
+def tell(group: str, answer: dict[str, Any], asked: float | None) -> None:
     print(f"{group} {answer['cell']}: {answer['ms_a_step']:.3f} ms a step", flush=True)
     for base, gain in answer["times_the_samples_of"].items():
         text = f"    {gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] the samples/s of {base}"
-        if not is_baseline:
-            text += f"; {about.asked:g}x asked: {'reached' if gain['low'] >= about.asked else 'not reached'}"
+        if asked is not None:
+            text += f"; {asked:g}x asked: {'reached' if gain['low'] >= asked else 'not reached'}"
         print(text, flush=True)
 
 
@@ -220,7 +229,7 @@ def tell_choice(speeds: Speeds, group: str) -> None:
         cell = Cell(row["arm"], row["batch"], row["env"])
         print(f"  {1000 * statistics.median(row['ms_a_sample']):9.1f} us a sample  {cell}", flush=True)
     tried = {Cell(row["arm"], row["batch"], row["env"]) for row in rows}
-    for cell in (*GROUPS[group].baselines, *GROUPS[group].cells):
+    for cell in (*GROUPS[group].baselines, *GROUPS[group].cells) if tried else ():
         if cell not in tried:
             print(f"  not tried yet          {cell}", flush=True)
 

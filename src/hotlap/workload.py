@@ -165,6 +165,13 @@ def adopt(thing: Any, name: str) -> Workload:
     return adopted
 
 
+def optimizer_of(workload: Workload, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+    """The workload's optimizer, fused where that is wanted and can be: a method may lack the keyword."""
+    takes = inspect.signature(workload.optimizer).parameters.values()
+    knows = any(one.name == "fused" or one.kind is one.VAR_KEYWORD for one in takes)
+    return workload.optimizer(model, fused=True) if fused and knows else workload.optimizer(model)
+
+
 def sum_and_count(made: Any) -> tuple[Tensor, Tensor | int]:
     """What a loss function returned, if it is a sum over samples and the count that makes it a mean."""
     import torch

@@ -28,7 +28,7 @@ def nan_filled():
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def splat_host(tmp_path_factory):
     """A function that has the kernels of a variant, less some statement, as a library for the CPU."""
 

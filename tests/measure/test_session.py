@@ -107,6 +107,23 @@ def test_each_option_of_an_arm_takes_effect():
     assert session(arm="cpu").optimizer.defaults["fused"] is None
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda model, fused=None: torch.optim.RMSprop(model.parameters(), lr=0.1),
+    ],
+    ids=["without the keyword", "that leaves it aside"],
+)
+def test_an_optimizer_need_not_be_fused_and_is_not_called_so(optimizer):
+    workload = mlp()
+    workload.optimizer = optimizer
+    assert session(workload).step().isfinite()
+    name = type(session(workload).optimizer).__name__
+    with pytest.raises(UsageError, match=f"arm 'cpu:fused': fused would do nothing, for the {name} of 'mlp'"):
+        session(workload, arm="cpu:fused")
+
+
 def test_activate_puts_the_switches_of_the_arm_whose_turn_it_is_in_force(monkeypatch):
     one, two = session(arm="cpu:threads=1"), session(arm="cpu:threads=2")
     assert torch.get_num_threads() == 2

@@ -14,7 +14,7 @@ from hotlap.measure.fingerprint import fingerprint, model_hash, signature
 from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
 from hotlap.measure.process import quiet, run_job
 from hotlap.measure.session import Session, gradients_by_name, has_attention
-from hotlap.measure.trial import trial
+from hotlap.measure.trial import LONE, trial
 from hotlap.targets import load_target
 from hotlap.workload import Workload
 
@@ -78,6 +78,22 @@ def test_the_worst_case_is_what_is_run_and_the_optimizer_too(monkeypatch):
     found = trial(job(batch=5, tail=2), quiet)
     assert set(workload.worst) == {5, 2} and found.tail_batch == 2
     assert (5, True) in workload.steps and workload.steps[-1] == (5, True), "a full step runs after the tail as well"
+
+
+class Normed(Shapes):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+def test_a_lone_sample_that_a_norm_refuses_is_told_and_does_not_fail_a_batch_of_two(monkeypatch):
+    workload = Normed()
+    monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: workload)
+    found = trial(job(batch=2, tail=1), quiet)
+    assert found.tail_ms == [] and LONE in found.notes and found.wall_ms
+    assert workload.steps[-2:] == [(1, True), (2, True)], "a full step runs after it as well"
+    assert LONE not in trial(job(batch=5, tail=3), quiet).notes
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        trial(job(batch=1, tail=1), quiet)
 
 
 COMPILED = """
@@ -148,10 +164,17 @@ def test_a_recorded_arm_survives_its_tail(folder, mode):
 def test_a_fingerprint_knows_the_model_the_input_and_the_machine(folder):
     key = fingerprint({"target": "net.py:net", "inputs": ["4"], "options": {"width": 5}, "mode": "infer",
                        "device": "cpu"}, quiet)  # fmt: skip
-    assert (key.target, key.mode, key.options, key.inputs) == ("net.py:net", "infer", {"width": 5}, ["4"])
+    place = (folder / "net.py").resolve()
+    assert (key.target, key.mode, key.options, key.inputs) == (f"{place}:net", "infer", {"width": 5}, ["4"])
     assert key.signature == "4:float32, 1:int64" and key.device == "cpu" and key.cores >= 1
     assert key.torch == torch.__version__ and key.device_name and key.memory_bytes > 2**28
     assert (key.driver, key.cuda, key.cudnn) == ("", "", ""), "a card's facts do not make a CPU's profile stale"
+
+
+def test_a_fingerprint_is_the_same_however_the_file_is_spelt(folder):
+    job = {"inputs": ["4"], "mode": "infer", "device": "cpu"}
+    spelt = ("net.py:net", "./net.py:net", f"{folder / 'net.py'}:net")
+    assert len({fingerprint({"target": target, **job}, quiet).digest() for target in spelt}) == 1
 
 
 def hashed(**options):
@@ -165,6 +188,21 @@ def test_the_hash_follows_the_source_and_the_sizes(folder):
     assert hashed(width=7) != first
     (folder / "net.py").write_text(NET + "\n# a change\n")
     assert hashed() != first
+
+
+def test_the_hash_does_not_follow_where_a_function_lies_that_a_layer_prints(folder):
+    class Prints(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.call = lambda x: x  # lies elsewhere for each layer, as it does in each process
+
+        def extra_repr(self):
+            return repr(self.call)
+
+    workload, layers = load_target("net.py:net", {}, ["4"]), [Prints(), Prints()]
+    assert str(layers[0]) != str(layers[1])
+    first, second = (model_hash("net.py:net", workload, layer) for layer in layers)
+    assert first == second
 
 
 def test_the_hash_follows_functions_that_the_model_uses_and_not_what_it_does_not(folder, monkeypatch):

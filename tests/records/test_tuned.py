@@ -90,6 +90,18 @@ def test_a_profile_of_something_else_is_not_found_at_all(store, change):
     assert store.find(dataclasses.replace(KEY, **change)).profile is None
 
 
+def test_a_file_that_moved_keeps_its_profile_and_another_of_its_name_is_something_else(store):
+    key = dataclasses.replace(KEY, target="/home/a/model.py:net")
+    path, _ = store.save(profile(key))
+    assert store.candidates("model.py:net", "train") == store.candidates("./model.py:net", "train") == [path]
+    assert store.find(dataclasses.replace(key, target="/mnt/b/model.py:net")).holds
+    other = dataclasses.replace(key, target="/home/b/model.py:net", model_hash="def")
+    assert store.find(other).profile is None, "it is not stale: it never was about that file"
+    assert store.find(dataclasses.replace(key, model_hash="def")).stale == (
+        "the model's source changed (abc then, def now)",
+    )
+
+
 def test_a_profile_of_another_card_is_kept_beside(store):
     other = profile(dataclasses.replace(KEY, device_name="Fake H2"), arm="cuda:fp16")
     store.save(profile())

@@ -27,7 +27,7 @@ from hotlap.measure.padded import pad_channels
 from hotlap.measure.session import map_tensors, use_kernels
 from hotlap.measure.shuffled import shuffle_blocks
 from hotlap.measure.unbiased import drop_biases
-from hotlap.workload import Batch, Workload
+from hotlap.workload import Batch, Workload, optimizer_of
 
 if TYPE_CHECKING:
     from hotlap.engine.distributed import ProcessTeam
@@ -146,7 +146,7 @@ def build(
     model = _placed(workload.build_model(), config, device, team)
     # A fused step asks the card itself whether gradients overflowed; any other waits for the answer in every step.
     fused = config.fused or (config.graph and config.precision == "16-mixed")
-    optimizer = workload.optimizer(model, fused=fused or None)
+    optimizer = optimizer_of(workload, model, fused=fused)
     for group in optimizer.param_groups if config.lr is not None else []:
         group["lr"] = config.lr
     batch = config.batch or workload.default_batch

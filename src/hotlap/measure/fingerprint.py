@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def fingerprint(job: dict[str, Any], listen: Listen) -> TunedKey:
         driver = nvml.driver_version() if device != "cpu" else ""
     cudnn = torch.backends.cudnn.version() if device != "cpu" else None
     return TunedKey(
-        target=job["target"],
+        target=_whole(job["target"]),
         mode=job["mode"],
         options=dict(job.get("options") or {}),
         inputs=list(job.get("inputs") or ()),
@@ -91,11 +92,13 @@ def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
     classes = {type(workload), *(type(module) for module in model.modules())}
     files = {file for kind in classes if (file := _source_file(kind))}
     files |= {file for file in [_target_file(target)] if file}
+    files = {str(Path(file).resolve()) for file in files}
     files |= _files_used(files)
     digest = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted(files, key=lambda file: (Path(file).name, file)):  # the same wherever their folder lies
         digest.update(Path(file).name.encode() + Path(file).read_bytes())
-    digest.update(str(model).encode())  # layers and their sizes, also of classes without a readable source
+    # Layers and their sizes, also of classes without a readable source; where a function lies is no part of them.
+    digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", str(model)).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
     return digest.hexdigest()[:16]
@@ -103,8 +106,7 @@ def model_hash(target: str, workload: Workload, model: nn.Module) -> str:
 
 def _files_used(files: set[str]) -> set[str]:
     """The source files of the user's modules that those in ``files`` use, directly or through others."""
-    resolved = {str(Path(file).resolve()) for file in files}
-    waiting = [module for module in list(sys.modules.values()) if _own_file(module) in resolved]
+    waiting = [module for module in list(sys.modules.values()) if _own_file(module) in files]
     found: dict[str, str] = {}
     while waiting:
         module = waiting.pop()
@@ -117,7 +119,7 @@ def _files_used(files: set[str]) -> set[str]:
                 waiting.append(value)
             elif isinstance(value, (FunctionType, type)) and value.__module__ in sys.modules:
                 waiting.append(sys.modules[value.__module__])
-    return set(found.values()) - resolved
+    return set(found.values()) - files
 
 
 def _own_file(module: ModuleType) -> str:
@@ -127,6 +129,12 @@ def _own_file(module: ModuleType) -> str:
     if path.suffix != ".py" or top in ("hotlap", "torch") or top in sys.stdlib_module_names:
         return ""
     return "" if {"site-packages", "dist-packages"} & set(path.parts) else str(path.resolve())
+
+
+def _whole(target: str) -> str:
+    """The target with the whole path of its file, however that was spelt."""
+    place, _, factory = target.rpartition(":")
+    return f"{Path(place).resolve()}:{factory}" if place.endswith(".py") else target
 
 
 def _target_file(target: str) -> str:

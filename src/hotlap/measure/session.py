@@ -17,7 +17,7 @@ from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.measure.arms import ArmSpec, check_mode
 from hotlap.measure.graph import GraphedStep
-from hotlap.workload import Batch, Workload, sum_and_count
+from hotlap.workload import Batch, Workload, optimizer_of, sum_and_count
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +55,7 @@ class Session:
         self.activate()
         self.plain_model = self._build()
         self.model = self._compiled(self.plain_model)
-        # A recorded step cannot ask the host whether gradients overflowed; the fused optimizers ask on the device.
-        fused = spec.fused or (spec.graph and spec.precision == "fp16")
-        self.optimizer = workload.optimizer(self.plain_model, fused=fused or None) if mode == "train" else None
+        self.optimizer = self._optimizer() if mode == "train" else None
         scaled = mode == "train" and spec.precision == "fp16"
         self.scaler = torch.amp.GradScaler(spec.device, enabled=True) if scaled else None
         draw = workload.worst_case_batch if worst_case else workload.make_batch
@@ -135,6 +133,18 @@ class Session:
             why = "only training keeps activations" if self.mode != "train" else "the model has no blocks of layers"
             raise UsageError(f"arm {self.spec.name!r}: recompute would do nothing, for {why}", remedy="Leave it out")
         recompute_blocks(model)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        # A recorded step cannot ask the host whether gradients overflowed; the fused optimizers ask on the device.
+        fused = self.spec.fused or (self.spec.graph and self.spec.precision == "fp16")
+        made = optimizer_of(self.workload, self.plain_model, fused=fused)
+        if self.spec.fused and str(made) == str(optimizer_of(self.workload, self.plain_model, fused=False)):
+            raise UsageError(
+                f"arm {self.spec.name!r}: fused would do nothing, for the {type(made).__name__} of "
+                f"{self.workload.name!r} is the same without",
+                remedy="Leave it out, or let optimizer(model, fused=None) hand it on",
+            )
+        return made
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         import torch

@@ -34,6 +34,7 @@ class TunedKey:
     """What a profile was measured on and for; any difference makes it stale."""
 
     target: str
+    """A file of the user's with its whole path."""
     mode: str
     """train or infer."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +62,13 @@ class TunedKey:
         return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()[:12]
 
     def names_same_thing(self, other: TunedKey) -> bool:
-        """Whether both are about the same target, mode, options and kind of device."""
-        mine = (self.target, self.mode, encode(self.options), self.inputs, self.device)
-        return mine == (other.target, other.mode, encode(other.options), other.inputs, other.device)
+        """Whether both are about the same target, mode, options and kind of device.
+
+        A file that was moved is the same target as long as it holds the same model.
+        """
+        mine = (_bare(self.target), self.mode, encode(self.options), self.inputs, self.device)
+        theirs = (_bare(other.target), other.mode, encode(other.options), other.inputs, other.device)
+        return mine == theirs and (self.target == other.target or self.model_hash == other.model_hash)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ class TunedProfile:
     gate_error: float
     """The largest error of the numeric gate relative to what is allowed; below 1 the answer is right."""
     tail_batch: int
-    """The ragged tail that was run in the final form."""
+    """The ragged tail that was run in the final form; 0 where a lone sample cannot be."""
     max_batch: int
     """The largest batch that was run without running out of memory."""
     searched_from: str
@@ -140,10 +145,10 @@ class ProfileStore:
 
     def candidates(self, target: str, mode: str) -> list[Path]:
         """Files that may be about ``target``, by their names alone: cheap, and empty for most users."""
-        return sorted(self.folder.glob(f"{_slug(target)}.{mode}.*.json"))
+        return sorted(self.folder.glob(f"{_slug(_bare(target))}.{mode}.*.json"))
 
     def path_of(self, key: TunedKey) -> Path:
-        return self.folder / f"{_slug(key.target)}.{key.mode}.{key.digest()}.json"
+        return self.folder / f"{_slug(_bare(key.target))}.{key.mode}.{key.digest()}.json"
 
     def find(self, now: TunedKey) -> Found:
         """The profile that holds for ``now``; failing that, the nearest stale one with the reasons."""
@@ -292,6 +297,12 @@ def _rank(found: Found) -> tuple[int, str]:
     """Fewer reasons first, then the newer one."""
     assert found.profile is not None
     return len(found.stale), "".join(chr(0x10FFFF - ord(c)) for c in found.profile.measured_at)
+
+
+def _bare(target: str) -> str:
+    """``file.py:factory`` without the path to the file; any other target as it is."""
+    place, _, factory = target.rpartition(":")
+    return f"{Path(place).name}:{factory}" if place.endswith(".py") else target
 
 
 def _slug(text: str) -> str:

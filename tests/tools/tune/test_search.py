@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import zlib
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import Machine, true_rate
 
-from hotlap.base.errors import ConfigError, UsageError
+from hotlap.base.errors import ConfigError, TargetError, UsageError
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.jobs import Description
 from hotlap.tools.tune.budget import Budget, parse_budget
@@ -242,6 +243,18 @@ def test_a_budget_ends_the_search_with_a_confirmed_winner_and_a_word():
     assert machine.num_run < 15
 
 
+def test_what_a_budget_leaves_out_is_told_with_the_budget_that_it_needs():
+    machine = Machine()
+    run(machine, budget=60)
+    words = r"left no time for (\w+): (\S+) at batch (\d+), which needs one of (\d+) s"
+    told = [re.search(words, note) for note in machine.notes]
+    assert told and all(found and int(found[4]) > 60 for found in told)
+    stage, config, needs = told[0][1], Config(told[0][2], int(told[0][3])), int(told[0][4])
+    again = Machine()
+    run(again, budget=needs + 1)
+    assert any((row.stage, row.config) == (stage, config) for row in again.rows), "with that it is tried"
+
+
 def test_compiled_forms_get_their_part_of_a_short_budget():
     machine = Machine(trial_s=8.0, compile_s=15.0)
     run(machine, budget=300)
@@ -317,6 +330,13 @@ def test_a_list_of_batches_is_the_only_one():
         make_space(dataclasses.replace(CARD, num_samples=40), mode="train", batches=(512, 900))
 
 
+def test_data_without_a_sample_is_refused():
+    nothing = dataclasses.replace(CARD, num_samples=0)
+    with pytest.raises(TargetError, match=f"train_data\\(\\) of '{CARD.name}' has 0 samples"):
+        make_space(nothing, mode="train")
+    assert make_space(nothing, mode="infer").batch == CARD.default_batch, "inference draws its own"
+
+
 def test_of_a_long_list_the_sizes_halfway_to_the_next_doubling_are_tried():
     space = make_space(CARD, mode="train", batches=tuple(range(8, 200, 8)))
     assert space.around(128) == [96, 160] and space.around(192) == [144] and space.around(8) == []
@@ -379,6 +399,12 @@ def test_the_data_cap_the_batch_of_a_training():
 def test_arms_of_two_devices_are_refused():
     with pytest.raises(UsageError, match="arms = cpu, cuda are of several devices"):
         make_space(CARD, mode="train", arms=("cpu", "cuda"))
+
+
+def test_arms_of_another_device_than_the_one_asked_for_are_refused():
+    with pytest.raises(UsageError, match="device = 'cuda:1', but arms = cuda, cuda:bf16 are of cuda:0"):
+        make_space(CARD, mode="train", device="cuda:1", arms=("cuda", "cuda:bf16"))
+    assert make_space(CARD, mode="train", device="cuda:1", arms=("cuda:1:bf16",)).firsts[0].index == 1
 
 
 def test_recorded_steps_are_tried_unless_they_are_switched_off():

@@ -11,14 +11,21 @@ import pytest
 from rich.console import Console
 
 import hotlap
-from hotlap.base.errors import ConfigError, DeviceUnavailable, EnvironmentUnusable, StorageError, WorkerDied
+from hotlap.base.errors import (
+    ConfigError,
+    DeviceUnavailable,
+    EnvironmentUnusable,
+    RecordError,
+    StorageError,
+    WorkerDied,
+)
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import fingerprint
 from hotlap.records import run as records_run
 from hotlap.records.environment import capture
 from hotlap.records.run import load_record
-from hotlap.records.tuned import ProfileStore, only_search, read_profile
+from hotlap.records.tuned import ProfileStore, only_search, read_profile, write_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
@@ -164,6 +171,22 @@ def test_a_search_does_not_go_on_under_another_torch(monkeypatch):
 
 
 @pytest.mark.usefixtures("folder", "jobs_in_process")
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"mode": "train"}, "--for was 'infer', is 'train'"),
+        ({"gate_steps": 9}, "gate_steps was 2, is 9"),
+        ({"workload": {"width": 8}}, r"workload was \{\}, is \{'width': 8\}"),
+    ],
+)
+def test_a_search_does_not_go_on_with_trials_of_something_else(setting, told):
+    record = tune(config(batch=4, mode="infer", arms=("cpu",)))
+    with pytest.raises(ConfigError, match=f"resume = 'latest' cannot go on: {told}"):
+        tune(hotlap_resolved(resume="latest", **setting))
+    assert load_record(record.path).config["mode"] == "infer", "the old record is as it was"
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
 def test_a_store_that_cannot_be_written_leaves_the_profile_in_the_runs_folder(monkeypatch, tmp_path):
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "taken"))
@@ -184,6 +207,36 @@ def test_a_profile_for_another_objective_makes_way_and_is_named():
     assert f"{found(first)['winner']['arm']} at batch 4, for throughput" in text and "for memory" in text
     assert text in second.notes and found(second)["stored"] == found(first)["stored"]
     assert not any("made way" in note for note in tune(config(batch=4, mode="infer", objective="memory")).notes)
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_faster_profile_makes_way_is_named_and_can_be_brought_back():
+    first = tune(config(batch=8, mode="infer", arms=("cpu",)))
+    place, fast = Path(found(first)["stored"]), read_profile(Path(found(first)["stored"]))
+    write_profile(dataclasses.replace(fast, samples_per_s=1e12), place)
+    heard = []
+    tune(config(batch=4, mode="infer", arms=("cpu",)), heard.append)
+    assert read_profile(place).batch == 4
+    [text] = [event.text for event in heard if event.kind == "warn"]
+    assert text == (
+        "The stored profile (cpu at batch 8, 1.00e12 samples/s) was faster and made way for this one. "
+        f"'hotlap tune --resume {Path(first.path).parent}' brings it back."
+    )
+    slow = read_profile(place)
+    write_profile(dataclasses.replace(slow, samples_per_s=1.0), place)
+    tune(hotlap_resolved(resume=str(Path(first.path).parent)))
+    assert read_profile(place) == fast
+
+
+def test_an_export_that_cannot_be_written_is_refused_before_the_search(folder, jobs_in_process):
+    (folder / "taken").write_text("")
+    (folder / "deploy").mkdir()
+    (folder / "deploy" / "batch_sizes.json").write_text("{bad")
+    with pytest.raises(StorageError, match=r"cannot write export = '.*taken'"):
+        tune(config(export=folder / "taken"))
+    with pytest.raises(RecordError, match=r"batch_sizes\.json' is there and cannot be read"):
+        tune(config(export=folder / "deploy"))
+    assert jobs_in_process == [] and not (folder / "runs").exists()
 
 
 @pytest.mark.usefixtures("jobs_in_process")

@@ -85,7 +85,7 @@ def test_numbers_that_json_does_not_know_become_null_in_what_stays(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(StorageError, match=r"cannot create export = '.*taken/out'"):
+    with pytest.raises(StorageError, match=r"cannot write export = '.*taken/out': Not a directory"):
         write_exports(PROFILE, rows(), ABOUT, tmp_path / "taken" / "out")
 
 
@@ -145,3 +145,11 @@ def test_a_change_of_the_model_is_named_by_the_function_that_makes_it(tmp_path, 
         [line] = [line for line in (tmp_path / name).read_text().splitlines() if "# by hand: hotlap." in line]
         module, _, called = line.removeprefix("# by hand: ").partition("(")[0].rpartition(".")
         assert called == call and callable(getattr(importlib.import_module(module), called))
+
+
+def test_activations_computed_again_are_an_argument_of_one_trainer_and_said_for_the_other(tmp_path):
+    write_exports(dataclasses.replace(PROFILE, arm="cuda:recompute"), rows(), ABOUT, tmp_path)
+    assert python_of(tmp_path / "huggingface_arguments.py")["TRAINING_ARGUMENTS"]["gradient_checkpointing"] is True
+    text = (tmp_path / "lightning_arguments.py").read_text()
+    assert "# by hand: hotlap.measure.recompute.recompute_blocks(model)" in text
+    assert callable(importlib.import_module("hotlap.measure.recompute").recompute_blocks)

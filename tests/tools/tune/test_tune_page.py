@@ -189,6 +189,37 @@ def test_a_winner_whose_last_run_fell_behind_is_told():
     assert "was slower" not in quiet
 
 
+def test_a_latency_that_nothing_keeps_is_told_with_what_comes_nearest():
+    rows = [Row(stage="batch", arm="cpu", batch=n, rung=0, wall_ms=[1.0 + n], interval_ms=[1.0 + n]) for n in (4, 2, 8)]
+    gates = {"cpu": GateRow(arm="cpu", passed=True, error=0.1)}
+    goal, config = Goal("latency", 0.5), TuneConfig(target="unet", objective="latency", p95_ms=0.5)
+    verdict = give_verdict(config, goal, rows, gates, Outcome(None, None, []), "complete", "")
+    assert verdict.exit_code == 1 and verdict.headline == (
+        "no configuration of unet was found: none has 95% of its steps within p95_ms = 0.5; cpu at batch 2 comes "
+        "nearest, with 3.00 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ({"wall_ms": [1.3]}, "cpu:fused at batch 8 was passed over, for its last run, in a fresh process, was slower"),
+        ({"status": "failed", "why": "it broke"}, "cpu:fused at batch 8 failed: it broke"),
+    ],
+    ids=["slower", "failed"],
+)
+def test_of_two_the_one_is_named_whose_last_run_was_slower(last, told):
+    """The table shows it above the winner, by its trials; the winner's own last run was as fast as those before."""
+    fast = [Row(stage="final", arm="cpu:fused", batch=8, rung=1, attempt=i, wall_ms=[1.0]) for i in range(2)]
+    fast.append(Row(stage="confirm", arm="cpu:fused", batch=8, rung=1, tail=5, **last))
+    ran = [Row(stage="confirm", arm="cpu", batch=8, rung=1, tail=tail, wall_ms=[1.1]) for tail in (0, 5)]
+    gates = {name: GateRow(arm=name, passed=True, error=0.1) for name in map(numeric_class, ("cpu", "cpu:fused"))}
+    outcome = Outcome(ran[0].config, ran[1], [])
+    lines = give_verdict(TuneConfig(target="unet"), GOAL, [*fast, *ran], gates, outcome, "complete", "").lines
+    assert sum(told in line for line in lines) == 1
+    assert not any(line.startswith("its last run") for line in lines), "that would be the winner's"
+
+
 @pytest.mark.parametrize(
     ("objective", "last_ms", "is_told"),
     [("memory", 1.08, False), ("memory", 1.3, True), ("throughput", 1.08, True), ("latency", 1.3, False)],

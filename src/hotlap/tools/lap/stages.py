@@ -222,7 +222,7 @@ def tune(lap: Round) -> RunRecord:
             **short,  # type: ignore[arg-type]
             budget=before.config["budget"] if before else f"{search_budget_s(lap):.0f}s",
             resume=str(Path(before.path).parent) if before else "",
-            device=lap.baseline.torch_device,
+            device="" if config.arms else lap.baseline.torch_device,  # the arms say where they run
             arms=config.arms,
             graphs=config.graphs,
             batch=min(lap.batch, config.max_batch or lap.batch) if config.quick else config.batch,

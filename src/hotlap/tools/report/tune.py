@@ -19,6 +19,7 @@ from hotlap.base.format import (
 )
 from hotlap.base.stats import MIN_SAMPLES_FOR
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.trial import TOLD
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.charts import EDGE
 from hotlap.tools.report.svg import (
@@ -192,11 +193,10 @@ def tune_facts(record: RunRecord) -> list[str]:
     ]
     profile = found.get("profile")
     if profile:
-        lines.append(
-            f"The winner was run once more in its final form, with a ragged tail of {profile['tail_batch']} samples."
-        )
+        tail = f", with a ragged tail of {profile['tail_batch']} samples" if profile["tail_batch"] else ""
+        lines.append(f"The winner was run once more in its final form{tail}.")
     lines += [f"Profile: {found['stored']}"] if found.get("stored") else []
-    notes = {(row["arm"], note) for row in rows for note in row.get("notes") or [] if note.startswith("torch.compile")}
+    notes = {(row["arm"], note) for row in rows for note in row.get("notes") or [] if note.startswith(TOLD)}
     return lines + [f"{arm}: {note}." for arm, note in sorted(notes)]
 
 

@@ -60,14 +60,15 @@ class Budget:
 
     def affords(self, lab: Spent, config: Config, rung: int, stage: str) -> bool:
         """Whether a trial fits into its stage's share, and with the winner's last run kept back; the first always."""
-        if not lab.rows:
-            return True
-        if self.spent(lab) > SHARES.get(stage, 1.0) * self.seconds:
-            return False
+        return not lab.rows or self.enough(lab, config, rung, stage) <= self.seconds
+
+    def enough(self, lab: Spent, config: Config, rung: int, stage: str) -> float:
+        """Seconds that the whole budget must have for that."""
+        spent = self.spent(lab)
         cost = self.cost(lab.rows, config, rung)
         last = self.cost(lab.rows, config, 1) + self.fresh_s
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
-        return self.spent(lab) + cost + last + gate <= self.seconds
+        return max(spent / SHARES.get(stage, 1.0), spent + cost + last + gate)
 
 
 def spent(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> float:

@@ -11,8 +11,14 @@ from typing import Any, Literal
 from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer
 from hotlap.measure.arms import COMPILE_MODES
+from hotlap.records.codec import encode
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 from hotlap.tools.tune.budget import parse_budget
+
+DECIDE_TRIALS = (
+    "target", "mode", "input", "workload", "seconds", "warmup_seconds", "gate_batch", "gate_steps", "seed",
+)  # fmt: skip
+"""Settings that say what a trial or a judgement is; those of a search that goes on were made under its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +128,10 @@ def find_search(text: str, runs: Path) -> RunRecord:
     if record.kind != "tune":
         raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a tune")
     return record
+
+
+def changed_settings(record: RunRecord, config: TuneConfig) -> tuple[str, ...]:
+    """How ``config`` differs from that of a search, in words, where the trials of that search do not answer it."""
+    was, now = record.config, encode(config)
+    changed = [key for key in DECIDE_TRIALS if was.get(key, now[key]) != now[key]]
+    return tuple(f"{'--for' if key == 'mode' else key} was {was[key]!r}, is {now[key]!r}" for key in changed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pprint
 import re
 import statistics
@@ -20,6 +22,7 @@ from hotlap.tools.tune.rows import Row, estimates
 
 PARTS = ("batch_configurations", "detailed_results")
 """Of a batch_sizes.json, an entry a model."""
+SIZES_NAME = "batch_sizes.json"
 MIB, GIB = 2**20, 2**30
 PREFERRED_SHARE = 0.95
 """Of the profile's rate that a batch size must reach to be preferred by a server's queue."""
@@ -27,13 +30,8 @@ PREFERRED_SHARE = 0.95
 
 def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description, folder: Path) -> list[Path]:
     """All four files, written into ``folder``; other models in a batch_sizes.json that is there already stay."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot create export = {str(folder)!r}: {error.strerror or error}", remedy="Choose another --export"
-        ) from error
-    sizes = folder / "batch_sizes.json"
+    check_folder(folder)
+    sizes = folder / SIZES_NAME
     texts = {
         sizes: json.dumps(batch_sizes(profile, rows, about.name, _existing(sizes)), indent=2, allow_nan=False) + "\n",
         folder / "config.pbtxt": triton_config(profile, rows, about.name),
@@ -43,6 +41,19 @@ def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description
     for path, text in texts.items():
         write_atomic(path, text)
     return list(texts)
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder, and refuses one that cannot be written or has a batch_sizes.json that cannot be read."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write export = {str(folder)!r}: {error.strerror or error}", remedy="Choose another --export"
+        ) from error
+    _existing(folder / SIZES_NAME)
 
 
 def _existing(path: Path) -> dict[str, Any]:
@@ -63,13 +74,14 @@ def _existing(path: Path) -> dict[str, Any]:
 def batch_sizes(profile: TunedProfile, rows: Sequence[Row], model: str, existing: dict[str, Any]) -> dict[str, Any]:
     """The profile and all trials of its arm, with true peaks; unknown numbers are null."""
     tests = [_test_result(row, model) for row in rows if row.arm == profile.arm]
+    tail = f" with a ragged tail of {profile.tail_batch}" if profile.tail_batch else ""
     chosen = {
         "optimal_batch_size": profile.batch,
         "max_safe_batch_size": profile.max_batch,
         "expected_throughput": profile.samples_per_s,
         "memory_limit_mb": _mb(profile.peak_bytes),
         "p95_latency_ms": profile.p95_ms,
-        "note": f"{profile.arm}, {profile.key.mode}, run in its final form with a ragged tail of {profile.tail_batch}",
+        "note": f"{profile.arm}, {profile.key.mode}, run in its final form{tail}",
     }
     result = {"model_name": model, **chosen, "test_results": tests}
     return {
@@ -141,9 +153,9 @@ def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
         "benchmark": arm.cudnn_benchmark,
     }
     loader = {"batch_size": profile.batch}
-    return _snippet(
-        profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, _by_hand(arm, volumes)
-    )
+    by_hand = _by_hand(arm, volumes)
+    by_hand += ["hotlap.measure.recompute.recompute_blocks(model)"] if arm.recompute else []
+    return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, by_hand)
 
 
 def huggingface_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
+from hotlap.base.format import format_rate
 from hotlap.device.probe import require_cuda
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
@@ -30,8 +31,9 @@ from hotlap.records.tuned import (
     write_profile,
 )
 from hotlap.tools.tune.budget import Budget, spent
-from hotlap.tools.tune.config import TuneConfig, find_search
-from hotlap.tools.tune.export import write_exports
+from hotlap.tools.tune.config import TuneConfig, changed_settings, find_search
+from hotlap.tools.tune.contest import CLOSE
+from hotlap.tools.tune.export import check_folder, write_exports
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.lab import ProcessLab
 from hotlap.tools.tune.protocol import numeric_class
@@ -46,6 +48,8 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
     """Searches for one target, or verifies its stored profile; the record holds every trial."""
     if config.verify:
         return verify(config, emit, sources=sources)
+    if config.export is not None:
+        check_folder(config.export)  # not after minutes of search
     emit(events.start("tune", None, f"loading {config.target}"))
     try:
         with own_or_lent(COMPILERS) as nursery:
@@ -181,7 +185,8 @@ class _Run:
             return [], [], []
         before = find_search(self.config.resume, self.config.runs)
         found = before.extra.get("tune") or {}
-        changed = stale_reasons(decode(TunedKey, found["key"]), self.key) if "key" in found else ()
+        changed = changed_settings(before, self.config) if found else ()
+        changed += stale_reasons(decode(TunedKey, found["key"]), self.key) if "key" in found else ()
         if changed:
             raise ConfigError(
                 f"resume = {self.config.resume!r} cannot go on: {'; '.join(changed)}",
@@ -222,7 +227,7 @@ class _Run:
             p95_ms=found.p95_ms if found.supports_p95 else None,
             peak_bytes=found.peak_bytes,
             gate_error=self.lab.gates[numeric_class(config.arm)].error,
-            tail_batch=outcome.confirmed.tail,
+            tail_batch=outcome.confirmed.tail if outcome.confirmed.tail_ms else 0,
             max_batch=max(ran),
             searched_from=self.record.started_at,
             measured_at=outcome.confirmed.at,
@@ -237,21 +242,28 @@ class _Run:
         try:
             path, why_not = ProfileStore().save(profile)
         except StorageError as error:
-            text = f"The profile could not be stored: {error.what}. It lies in {self.folder / PROFILE_NAME}."
-            self.emit(events.warn(text))
-            self.notes.append(text)
+            self._warn(f"The profile could not be stored: {error.what}. It lies in {self.folder / PROFILE_NAME}.")
             return
         if why_not:
-            text = f"Not stored in {path}: {why_not}. This one lies in {self.folder / PROFILE_NAME}."
-            self.emit(events.warn(text))
-            self.notes.append(text)
+            self._warn(f"Not stored in {path}: {why_not}. This one lies in {self.folder / PROFILE_NAME}.")
             return
         self.stored = str(path)
-        if earlier.profile is not None and earlier.holds and earlier.profile.objective != profile.objective:
-            was = f"{earlier.profile.arm} at batch {earlier.profile.batch}, for {earlier.profile.objective}"
-            text = f"The stored profile ({was}) made way for this one, for {profile.objective}: there is one of a kind."
-            self.emit(events.warn(text))
-            self.notes.append(text)
+        if earlier.profile is not None and earlier.holds:
+            self._tell_of(earlier.profile, profile)
+
+    def _tell_of(self, was: TunedProfile, now: TunedProfile) -> None:
+        """Names a profile that made way for one of another objective, or for a slower one."""
+        one, made_way = f"{was.arm} at batch {was.batch}", "made way for this one"
+        if was.objective != now.objective:
+            said = f"({one}, for {was.objective}) {made_way}, for {now.objective}: there is one of a kind"
+            self._warn(f"The stored profile {said}.")
+        elif now.objective == "throughput" and was.samples_per_s > (1 + CLOSE) * now.samples_per_s:
+            said = f"({one}, {format_rate(was.samples_per_s)}) was faster and {made_way}"
+            self._warn(f"The stored profile {said}. 'hotlap tune --resume {Path(was.record).parent}' brings it back.")
+
+    def _warn(self, text: str) -> None:
+        self.emit(events.warn(text))
+        self.notes.append(text)
 
     def _say(self, text: str) -> None:
         """Tells what is done next, once, and with it what was spent until now."""

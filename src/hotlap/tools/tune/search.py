@@ -127,7 +127,8 @@ class Search:
             return True
         if stage not in self._told:
             self._told.add(stage)
-            left_out = f"{stage}: {config}, and for what would have followed in that stage"
+            needs = f"which needs one of {math.ceil(self.budget.enough(self.lab, config, rung, stage))} s"
+            left_out = f"{stage}: {config}, {needs}, and for what would have followed in that stage"
             self.lab.note(f"the budget of {self.budget.seconds:g} s left no time for {left_out}")
         return False
 
@@ -400,9 +401,8 @@ class Search:
         rates = [self._proven(known[config], confirmed) for config in confirmed]
         if not rates or one.config in confirmed:
             return not rates or not self._fell(one, confirmed)
-        by_rate = (
-            self.goal.objective == "throughput"
-        )  # otherwise the first stands, unless its last run belied the others
+        # Otherwise the first stands, unless its last run belied the others.
+        by_rate = self.goal.objective == "throughput"
         fallen = all(self._fell(known[config], confirmed) for config in confirmed)
         is_worth = one.rate > (1 + TOLERATED) * max(rates) if by_rate else fallen
         return is_worth and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotlap.base.errors import UsageError
+from hotlap.base.errors import TargetError, UsageError
 from hotlap.measure.arms import COMPILE_MODES, SDPA, ArmSpec, Precision, parse_arm, refuse_batch
 from hotlap.measure.jobs import Description
 
@@ -142,6 +142,15 @@ def make_space(
         refuse_batch(spec, "--batch")
     if len({(spec.device, spec.index) for spec in specs}) > 1:
         raise UsageError(f"arms = {', '.join(arms)} are of several devices", expected="arms of one device")
+    if specs and device and parse_arm(device).torch_device != specs[0].torch_device:
+        raise UsageError(
+            f"device = {device!r}, but arms = {', '.join(arms)} are of {specs[0].torch_device}",
+            expected="one of them, or arms of that device, as cuda:1:bf16",
+        )
+    if mode == "train" and about.num_samples == 0:
+        raise TargetError(
+            f"train_data() of {about.name!r} has 0 samples", expected="at least 1, or None for random ones"
+        )
     plain = _plain(specs, device, about)
     start = batch or about.default_batch
     caps = [cap for cap in (max_batch, about.num_samples if mode == "train" else None) if cap is not None]

@@ -8,6 +8,7 @@ from typing import Any
 
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK, EXIT_OUT_OF_MEMORY
 from hotlap.base.format import format_bytes, format_count, format_ms, format_percent, format_rate, format_s
+from hotlap.measure.trial import TOLD
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
@@ -17,7 +18,7 @@ from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
-"""Said of a winner that its last run put behind another; a lap passes it on."""
+"""Said of a winner, or of one that came before it, whose last run put it behind another; a lap passes it on."""
 RIGHT, WRONG = "right", "wrong answer"
 MOST_FAILURES = 4
 """Reasons in the verdict for arms that did not run."""
@@ -64,21 +65,36 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
         return f"no arm gives the right answer ({next(iter(gates.values())).why})"
     if not any(row.ok for row in rows):
         return f"no trial ran ({rows[-1].why})" if rows else "no trial ran"
-    return f"none is {goal.says()} and gives the right answer in its final form"
+    known = list(estimates(rows).values())
+    if goal.p95_ms is not None and not any(goal.admits(one) for one in known):
+        near = min(known, key=lambda one: one.p95_ms)
+        return (
+            f"none has 95% of its steps within p95_ms = {goal.p95_ms:g}; "
+            f"{near.config} comes nearest, with {format_ms(near.p95_ms)}"
+        )
+    return "none came through its last run, in its final form, with the right answer"
 
 
 def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
-    """Says that the winner's last run put it behind another right one, which the table shows above it, by too much."""
+    """Says why the table shows another right one well above the winner: the last run of one of them was slower."""
     right = {name for name, gate in gates.items() if gate.passed}
-    ranked = goal.order(one for one in estimates(rows).values() if numeric_class(one.config.arm) in right)
+    last = {row.config: row for row in rows if row.tail}
+    died = {config for config, row in last.items() if not row.ok}  # which is told as a refusal
+    known = [
+        one for config, one in estimates(rows).items() if numeric_class(config.arm) in right and config not in died
+    ]
+    ranked = goal.order(known)
     first = max(ranked, key=lambda one: one.rate, default=winner)
     tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
     if winner.rate >= tolerated * first.rate:
         return []
-    return [
-        f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} "
-        "in its own. Other work on this machine may be why: search again when it is idle"
-    ]
+    had = format_rate(first.rate)
+    if first.config in last:
+        after = format_rate(last[first.config].samples_per_s or 0.0)
+        told = f"{first.config} was passed over, for {OVERTAKEN}: {after} after {had}"
+    else:
+        told = f"{OVERTAKEN}; {first.config} had {had} in its own"
+    return [f"{told}. Other work on this machine may be why: search again when it is idle"]
 
 
 def _cost_line(best: Estimate) -> str:
@@ -94,8 +110,8 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
     lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows)
-    compiler = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith("torch.compile")]
-    return lines + list(dict.fromkeys(compiler))
+    told_of = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith(TOLD)]
+    return lines + list(dict.fromkeys(told_of))
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
