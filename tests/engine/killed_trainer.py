@@ -5,6 +5,7 @@ It forks rather than starts them: torch is imported once, and a training of 42 s
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,10 @@ SETTINGS = {
 }  # fmt: skip
 NUM_STEPS = 42
 PHASES = ("start", "step", "save", "evaluate", "between", "over")
+AMBUSHED = {"save": 14, "evaluate": 6, "step": 42}
+AMBUSHES = [(name, times, delay_s) for delay_s in (0.0, 0.001, 0.004) for name, times in AMBUSHED.items()]
+"""A phase, how often it begins, and how long after that it is struck at most. Taken in turn, and at once in the first
+three: how long a phase lasts hangs on the machine, and a campaign must have struck each."""
 
 
 def train(folder: Path, phase: mmap.mmap | bytearray, workers: int, ambush: Ambush | None = None) -> None:
@@ -55,11 +61,14 @@ class Ambush:
     def entered(self, phase: str) -> None:
         self.left -= phase == self.phase
         if self.left == 0 and phase == self.phase:
-            threading.Thread(target=self._kill, daemon=True).start()
+            if self.delay_s:
+                threading.Timer(self.delay_s, _kill).start()
+            else:
+                _kill()
 
-    def _kill(self) -> None:
-        time.sleep(self.delay_s)
-        os.kill(os.getpid(), signal.SIGKILL)
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def marked(method, phase, name: str, ambush: Ambush | None):
@@ -90,8 +99,11 @@ def start(folder: Path, phase: mmap.mmap, workers: int, ambush: Ambush | None = 
     return pid
 
 
-def kill_once(folder: Path, phase: mmap.mmap, chance: random.Random, life_s: float, workers: int) -> str:
-    """Starts a training and kills it: every other time at any moment, else within a phase that chance chooses.
+def kill_once(
+    folder: Path, phase: mmap.mmap, chance: random.Random, ambushes: Iterator[tuple[str, int, float]],
+    life_s: float, workers: int,
+) -> str:  # fmt: skip
+    """Starts a training and kills it: every other time at any moment, else by the next ambush.
 
     The phase it was killed in; '' if it ended before.
     """
@@ -101,8 +113,8 @@ def kill_once(folder: Path, phase: mmap.mmap, chance: random.Random, life_s: flo
         time.sleep(chance.uniform(0, life_s * (0.1 + 0.9 * share_left)))
         os.kill(pid, signal.SIGKILL)
     else:
-        name, times = chance.choice((("save", 14), ("evaluate", 6), ("step", 42)))
-        ambush = Ambush(name, chance.randint(1, max(1, round(times * share_left))), chance.uniform(0, 0.004))
+        name, times, delay_s = next(ambushes)
+        ambush = Ambush(name, chance.randint(1, max(1, int(times * share_left))), chance.uniform(0, delay_s))
         pid = start(folder, phase, workers, ambush)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, f"a training ended with {status}"
@@ -152,7 +164,7 @@ def left_behind(folder: Path, want: Path) -> dict:
 
 def main(folder: Path, num_kills: int, seed: int, workers: int) -> None:
     torch.set_num_threads(1)
-    chance = random.Random(seed)
+    chance, ambushes = random.Random(seed), itertools.cycle(AMBUSHES)
     phase = mmap.mmap(-1, 1)
     train(folder / "warm-up", bytearray(1), 0)  # torch imports much at first use, which forks then need not
     want = folder / "undisturbed"
@@ -161,7 +173,7 @@ def main(folder: Path, num_kills: int, seed: int, workers: int) -> None:
     while num_done < num_kills:
         run, killed = folder / f"after-{num_done}", []
         for _ in range(min(chance.randint(2, 8), num_kills - num_done)):
-            died_in = kill_once(run, phase, chance, life_s, workers)
+            died_in = kill_once(run, phase, chance, ambushes, life_s, workers)
             killed += [died_in] if died_in else []
             if not died_in:
                 break
