@@ -66,7 +66,8 @@ def test_what_the_service_did_wrong_is_tried_three_times(store):
         (work,) = store.take(1)
         store.fail(work, "a worker died", again=True)
         assert states(store, job) == [expected]
-    store.retry(job)
+    status = store.retry(job)
+    assert (status["state"], status["failed"]) == ("running", 0)
     assert states(store, job) == ["waiting"]
     assert store.take(1)[0].body == b"one", "a failed file is still there"
 

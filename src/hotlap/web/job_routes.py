@@ -70,9 +70,9 @@ def job_routes(service: Service, store: JobStore, runner: JobRunner, max_files: 
     @routes.post("/{job}/retry", responses={404: FAULTS[404]})
     async def retry(job: str) -> dict[str, Any]:
         """Runs what failed, or was cancelled, again."""
-        await asyncio.to_thread(store.retry, job)
+        status = await asyncio.to_thread(store.retry, job)
         runner.wake()
-        return await asyncio.to_thread(store.status, job)
+        return status
 
     @routes.delete("/{job}", status_code=204, responses={404: FAULTS[404]})
     async def delete(job: str) -> Response:

@@ -51,7 +51,7 @@ class JobStore:
     """The jobs in one database file; safe to use from several threads, by one service at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a change may end with a look
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
@@ -153,13 +153,14 @@ class JobStore:
         with self._changing() as db:
             db.execute("UPDATE jobs SET cancelled = 1 WHERE id = ?", (job,))
 
-    def retry(self, job: str) -> None:
-        """Lets what failed or was cancelled wait again."""
+    def retry(self, job: str) -> dict[str, Any]:
+        """Lets what failed or was cancelled wait again; how far the job is at that moment."""
         self._known(job)
         with self._changing() as db:
             db.execute("UPDATE jobs SET cancelled = 0 WHERE id = ?", (job,))
             db.execute("UPDATE files SET state = 'waiting', tries = 0, error = NULL WHERE job = ? AND state = 'failed'",
                        (job,))  # fmt: skip
+            return self.status(job)  # still within: a moment later some may have failed again
 
     def delete(self, job: str) -> None:
         """Forgets a job and its results."""
