@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +18,7 @@ from hotlap.base.settings import (
     file_layer,
     load_yaml,
     parse_scalar,
+    require_least,
     resolve,
     set_layer,
 )
@@ -260,3 +262,12 @@ def test_the_help_of_a_field_is_its_docstring_on_one_line():
     assert docs["target"] == "What to measure."
     assert docs["repeats"] == "How often, at least."
     assert "seconds" not in docs
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, "at least 1"), (0.5, "at least 1, and finite"),
+                                                 (math.inf, "at least 1, and finite"),
+                                                 (math.nan, "at least 1, and finite")])  # fmt: skip
+def test_a_value_below_its_least_is_named_with_it(value, expected):
+    with pytest.raises(ConfigError, match=rf"size = {value} is not valid\. Expected {expected}\.$"):
+        require_least(SimpleNamespace(batch=None, size=value), batch=1, size=1)
+    require_least(SimpleNamespace(size=1), size=1)

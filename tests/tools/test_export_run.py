@@ -286,7 +286,7 @@ def test_the_tuned_profile_is_followed_and_said():
     [
         ({"formats": ("onx",)}, r"formats has 'onx', which is no form. Did you mean 'onnx'"),
         ({"formats": ("onnx", "onnx")}, r"formats = \['onnx', 'onnx'\] is not valid"),
-        ({"batch": 0}, "batch = 0 is too small"),
+        ({"batch": 0}, "batch = 0 is not valid"),
         ({"out": None}, "out is not given"),
         ({"target": ""}, "no target given"),
         ({"arm": "cpu:onnx"}, "arm = 'cpu:onnx': 'onnx' is not for an export's arm"),

@@ -209,7 +209,7 @@ def test_a_bad_sample_stops_the_search_or_is_left_out(folder):
     ("given", "words"),
     [
         ({"target": ""}, "no target given"),
-        ({"batch": 0}, "batch = 0 is too small"),
+        ({"batch": 0}, "batch = 0 is not valid"),
         ({"workers": (2, -1)}, "workers = -1 is negative"),
         ({"prefetch": (0,)}, r"prefetch = \(0,\) is too small"),
         ({"prefetch": ()}, r"prefetch = \(\) is too small"),

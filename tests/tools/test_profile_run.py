@@ -268,8 +268,8 @@ def test_a_record_without_a_profile_is_refused_by_name(tmp_path, of_target):
     ("settings", "words"),
     [
         ({}, "no target given"),
-        ({"target": "unet", "steps": 0}, "steps = 0 is too small"),
-        ({"target": "unet", "batch": 0}, "batch = 0 is too small"),
+        ({"target": "unet", "steps": 0}, "steps = 0 is not valid"),
+        ({"target": "unet", "batch": 0}, "batch = 0 is not valid"),
         ({"target": "unet", "timeout_s": -1.0}, r"timeout_s = -1.0 is out of range"),
         ({"target": "unet", "warmup_seconds": 0.0}, r"warmup_seconds = 0.0 is out of range"),
         ({"diff": ("a",)}, r"diff = \['a'\] names 1"),

@@ -26,6 +26,15 @@ ENV_PREFIX = "HOTLAP_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+def require_least(settings: Any, **least: float) -> None:
+    """Refuses fields that are smaller than they may be, endless or no number; None, where one may be that, is fine."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value < math.inf:
+            expected = f"at least {low:g}" + (", and finite" if isinstance(value, float) else "")
+            raise ConfigError(f"{name} = {value} is not valid", expected=expected)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """Values from one source."""

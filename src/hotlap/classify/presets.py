@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 from hotlap.classify.model import check_model
 
 AUGMENTS = ("auto", "cpu", "device", "none")
@@ -45,11 +46,7 @@ class ClassifyConfig:
     """Which drawn pictures."""
 
     def __post_init__(self) -> None:
-        least = {"size": 1, "batch": 1, "classes": 0, "hold_out": 2, "train_images": 1, "eval_images": 1}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {low}")
+        require_least(self, size=1, batch=1, classes=0, hold_out=2, train_images=1, eval_images=1)
         if self.classes == 1:
             raise ConfigError("classes = 1 is not valid", expected="0 (as many as the data has) or at least 2")
         if self.augment not in AUGMENTS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, folder_name, load_record
 
 CHECKPOINTS = "checkpoints"
@@ -137,16 +137,9 @@ class TrainConfig:
         return [Layer(f"the run resumed ({record.path})", {k: v for k, v in kept.items() if v is not None})]
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("keep", 1), ("log_every", 1), ("nproc", 1), ("regrow_after", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
-        for name in ("steps", "batch", "micro", "save_every", "patience", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} = {value}", expected="at least 1, or none")
-        for name in ("warmup", "restarts", "eval_every", "prefetch", "probation", "workers", "save_every_s"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}", expected="0 or more")
+        require_least(self, epochs=1, keep=1, log_every=1, nproc=1, regrow_after=1)
+        require_least(self, steps=1, batch=1, micro=1, save_every=1, patience=1, threads=1)
+        require_least(self, warmup=0, restarts=0, eval_every=0, prefetch=0, probation=0, workers=0, save_every_s=0)
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError(f"ema = {self.ema}", expected="a decay between 0 and 1, such as 0.999")
         if self.clip_norm is not None and not self.clip_norm > 0:

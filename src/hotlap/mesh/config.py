@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 MAX_VIEWS = 8
 FORMATS = ("obj", "ply", "glb")
@@ -51,9 +52,7 @@ class ViewsConfig:
     """Where to render: cpu, cuda or auto."""
 
     def __post_init__(self) -> None:
-        for name, least in (("views", 1), ("points", 1), ("supersample", 1), ("variants", 0), ("sheet", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
+        require_least(self, views=1, points=1, supersample=1, variants=0, sheet=0, workers=1)
         for name, least_value, most in (("elevation", -89.0, 89.0), ("distance", 0.4, 10.0)):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if not least_value <= low <= high <= most:
@@ -61,8 +60,6 @@ class ViewsConfig:
                     f"min_{name} = {low:g} and max_{name} = {high:g}",
                     expected=f"{least_value:g} to {most:g}, the smaller first",
                 )
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"workers = {self.workers}", expected="at least 1, or none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +113,7 @@ class MeshTrainConfig:
 
     def __post_init__(self) -> None:
         _check_network(self)
-        for name, least in (("epochs", 1), ("refine_epochs", 1), ("points", 1), ("hold_out", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
+        require_least(self, epochs=1, refine_epochs=1, points=1, hold_out=2)
         if self.stage == "refine" and self.init is None:
             raise ConfigError("stage = 'refine' without init", expected="the checkpoint of a coarse training")
         if self.init is not None and self.stage != "refine":
@@ -204,9 +199,7 @@ class MeshEvalConfig:
 
     def __post_init__(self) -> None:
         _check_network(self)
-        for name, least in (("hold_out", 2), ("points", 1), ("batch", 1), ("pictures", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)}", expected=f"at least {least}")
+        require_least(self, hold_out=2, points=1, batch=1, pictures=0)
         if len(self.chosen) > MAX_VIEWS or min(self.chosen, default=0) < 0:
             given = ",".join(str(number) for number in self.chosen)
             raise ConfigError(f"chosen = {given}", expected=f"at most {MAX_VIEWS} numbers of views, from 0 on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 from hotlap.data.image_folder import LABEL_KINDS
 from hotlap.segment.heads import head_maps
 
@@ -35,17 +36,7 @@ class SegmentConfig:
     """Which drawn images."""
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "classes": 2,
-            "width": 1,
-            "size": 1,
-            "batch": 1,
-            "train_images": 1,
-            "eval_images": 1,
-        }.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
+        require_least(self, classes=2, width=1, size=1, batch=1, train_images=1, eval_images=1)
         if self.classes > 255:
             raise ConfigError(
                 f"classes = {self.classes} is not valid", expected="at most 255, which marks unknown pixels"
@@ -86,17 +77,7 @@ class CellConfig:
     """Which drawn images."""
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "width": 0,
-            "size": 16,
-            "batch": 1,
-            "crops": 1,
-            "train_images": 1,
-            "eval_images": 1,
-        }.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
+        require_least(self, width=0, size=16, batch=1, crops=1, train_images=1, eval_images=1)
         head_maps(self.head)
         if self.lr <= 0:
             raise ConfigError(f"lr = {self.lr} is not valid", expected="a positive number")

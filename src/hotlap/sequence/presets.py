@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 RECURRENCES = ("torch", "auto", "cuda", "triton")
 
@@ -39,9 +40,7 @@ class SequenceConfig:
     """Which made-up texts."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch", "embedding", "hidden", "layers", "train_texts", "eval_texts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected="at least 1")
+        require_least(self, length=1, batch=1, embedding=1, hidden=1, layers=1, train_texts=1, eval_texts=1)
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout = {self.dropout} is not valid", expected="a share from 0 to below 1")
         if self.recurrence not in RECURRENCES:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hotlap.base.errors import ConfigError
-
-LEAST = {"max_side": 64, "exhaustive_limit": 0, "overlap": 1, "max_features": 64, "seed": 0}
+from hotlap.base.settings import require_least
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE"]
 
@@ -50,10 +48,7 @@ class SplatPhotosConfig:
     """Of the training: auto, cpu, cuda or cuda:1. Cameras are found on the CPU."""
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} = {value} is not valid", expected=f"at least {least}")
+        require_least(self, max_side=64, exhaustive_limit=0, overlap=1, max_features=64, seed=0)
 
 
 SHAPING = ("max_side", "camera", "one_camera", "matching", "exhaustive_limit", "overlap", "max_features", "seed")

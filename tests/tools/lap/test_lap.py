@@ -264,8 +264,8 @@ def test_resuming_what_is_no_lap_is_refused(tmp_path):
     ("settings", "words"),
     [
         ({"target": ""}, "no target given"),
-        ({"batch": 0}, "batch = 0 is too small"),
-        ({"advice": -1}, "advice = -1 is too small"),
+        ({"batch": 0}, "batch = 0 is not valid"),
+        ({"advice": -1}, "advice = -1 is not valid"),
         ({"advice": 3, "profile": False}, "advice = 3 needs a profile"),
         ({"budget": "soon"}, "budget = 'soon' is not a time"),
         ({"timeout_s": 0.0}, "timeout_s = 0.0 is out of range"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 
 SELF_TEST = Layer(
     "--self-test",
@@ -109,14 +108,8 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if not self.target and not self.self_test:
             raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
-        least = {"batch": 1, "processes": 1, "repeats": 1, "gate_batch": 1, "gate_steps": 1, "lock_clocks_mhz": 1}
-        for key, low in least.items():
-            value = getattr(self, key)
-            if value is not None and value < low:
-                raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
-        for key in ("seconds", "max_seconds", "warmup_seconds", "step_seconds", "timeout_s", "min_effect"):
-            if getattr(self, key) is not None and not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="0 or more, and finite")
+        require_least(self, batch=1, processes=1, repeats=1, gate_batch=1, gate_steps=1, lock_clocks_mhz=1)
+        require_least(self, seconds=0, max_seconds=0, warmup_seconds=0, step_seconds=0, timeout_s=0, min_effect=0)
 
     def presets(self) -> list[Layer]:
         """The settings that --quick, and --self-test without a target, bring in."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import ConfigError, did_you_mean
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 from hotlap.measure.arms import FORMS
 
 QUICK = Layer(
@@ -81,13 +80,8 @@ class ExportConfig:
             raise ConfigError(f"formats has {unknown!r}, which is no form", remedy=did_you_mean(unknown, FORMS))
         if not self.formats or len(set(self.formats)) < len(self.formats):
             raise ConfigError(f"formats = {list(self.formats)} is not valid", expected="each form once, at least one")
-        for key in ("batch", "gate_batch", "processes", "repeats"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
-        for key in ("seconds", "max_seconds", "warmup_seconds", "timeout_s", "min_effect"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="0 or more, and finite")
+        require_least(self, batch=1, gate_batch=1, processes=1, repeats=1)
+        require_least(self, seconds=0, max_seconds=0, warmup_seconds=0, timeout_s=0, min_effect=0)
 
     @property
     def folder(self) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 from hotlap.measure.arms import parse_arm, refuse_batch
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 from hotlap.tools.tune.budget import parse_budget
@@ -81,10 +81,7 @@ class LapConfig:
     def __post_init__(self) -> None:
         if not self.target and not self.resume:
             raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
-        for key, low in (("batch", 1), ("max_batch", 1), ("processes", 1), ("advice", 0)):
-            value = getattr(self, key)
-            if value is not None and value < low:
-                raise ConfigError(f"{key} = {value} is too small", expected=f"at least {low}")
+        require_least(self, batch=1, max_batch=1, processes=1, advice=0)
         if not 0 < self.timeout_s < math.inf:
             raise ConfigError(f"timeout_s = {self.timeout_s} is out of range", expected="above 0, and finite")
         if self.advice and not self.profile:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,7 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         if not self.target:
             raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"batch = {self.batch} is too small", expected="at least 1")
+        require_least(self, batch=1)
         if any(count < 0 for count in self.workers):
             raise ConfigError(f"workers = {min(self.workers)} is negative", expected="0 or more")
         if not self.prefetch or min(self.prefetch) < 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,7 @@ class ProfileConfig:
     """Name of the run; by default the target's with -profile."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"steps = {self.steps} is too small", expected="at least 1")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"batch = {self.batch} is too small", expected="at least 1")
+        require_least(self, steps=1, batch=1)
         for key in ("timeout_s", "warmup_seconds"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ConfigError(f"{key} = {getattr(self, key)} is out of range", expected="above 0, and finite")

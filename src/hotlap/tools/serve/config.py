@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,7 @@ class ServeConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}", expected="more than 0")
         if self.desks is not None and not 0 <= self.desks <= 256:
             raise ConfigError(f"desks = {self.desks}", expected="0 to 256")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"batch = {self.batch}", expected="a whole number from 1")
+        require_least(self, batch=1)
         if not 0 <= self.max_delay_ms <= 10_000:
             raise ConfigError(f"max_delay_ms = {self.max_delay_ms:g}", expected="0 to 10000")
         if not 0 <= self.port <= 65535:
