@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hotlap.base.errors import RecordError, StorageError
+from hotlap.base.errors import ConfigError, RecordError, StorageError
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment
 from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement, Telemetry, Verdict
@@ -194,6 +195,21 @@ def find_runs(root: Path) -> Iterator[Path]:
     """Every record under ``root``, newest first."""
     files = [p for p in root.glob(f"*/*/{RECORD_NAME}") if p.is_file()]
     return iter(sorted(files, key=lambda p: (p.parent.name, p.parent.parent.name), reverse=True))
+
+
+def find_of_kind(text: str, root: Path, kind: str, called: str) -> RunRecord:
+    """The record of that kind which a user resumes; 'latest' is the newest of them, whatever else ran since."""
+    if text == "latest":
+        for file in find_runs(root):
+            with contextlib.suppress(RecordError):  # a torn record of another run is not in the way
+                record = load_record(file)
+                if record.kind == kind:
+                    return record
+        raise ConfigError(f"resume = 'latest', but no {called} lies under {str(root)!r}")
+    record = load_record(resolve_run(text, root))
+    if record.kind != kind:
+        raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected=f"that of a {called}")
+    return record
 
 
 def resolve_run(text: str, root: Path) -> Path:

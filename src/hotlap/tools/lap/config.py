@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotlap.base.errors import ConfigError, RecordError
+from hotlap.base.errors import ConfigError
 from hotlap.base.settings import Layer, require_least
 from hotlap.measure.arms import parse_arm, refuse_batch
-from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
+from hotlap.records.run import RunRecord, find_of_kind
 from hotlap.tools.tune.budget import parse_budget
 
 QUICK = Layer("--quick", {"budget": "150s", "processes": 3, "verify": False, "profile_after": False})
@@ -105,14 +104,4 @@ class LapConfig:
 
 def find_lap(text: str, runs: Path) -> RunRecord:
     """The record of the lap that ``text`` names; 'latest' is the newest lap, whatever else ran since."""
-    if text == "latest":
-        for file in find_runs(runs):
-            with contextlib.suppress(RecordError):  # a torn record of another run is not in the way
-                record = load_record(file)
-                if record.kind == "lap":
-                    return record
-        raise ConfigError(f"resume = 'latest', but no lap lies under {str(runs)!r}")
-    record = load_record(resolve_run(text, runs))
-    if record.kind != "lap":
-        raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a lap")
-    return record
+    return find_of_kind(text, runs, "lap", "lap")

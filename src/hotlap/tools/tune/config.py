@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hotlap.base.errors import ConfigError, RecordError
+from hotlap.base.errors import ConfigError
 from hotlap.base.settings import Layer
 from hotlap.measure.arms import COMPILE_MODES
 from hotlap.records.codec import encode
-from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
+from hotlap.records.run import RunRecord, find_of_kind
 from hotlap.tools.tune.budget import parse_budget
 
 DECIDE_TRIALS = (
@@ -117,17 +116,7 @@ class TuneConfig:
 
 def find_search(text: str, runs: Path) -> RunRecord:
     """The record of the search that ``text`` names; 'latest' is the newest search, whatever else ran since."""
-    if text == "latest":
-        for file in find_runs(runs):
-            with contextlib.suppress(RecordError):  # a torn record of another run is not in the way
-                record = load_record(file)
-                if record.kind == "tune":
-                    return record
-        raise ConfigError(f"resume = 'latest', but no search lies under {str(runs)!r}")
-    record = load_record(resolve_run(text, runs))
-    if record.kind != "tune":
-        raise ConfigError(f"resume = {text!r} is the record of a {record.kind}", expected="that of a tune")
-    return record
+    return find_of_kind(text, runs, "tune", "search")
 
 
 def changed_settings(record: RunRecord, config: TuneConfig) -> tuple[str, ...]:
