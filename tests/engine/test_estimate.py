@@ -256,7 +256,7 @@ def test_a_built_module_is_left_as_it_was():
 def test_switches_that_others_have_set_do_no_harm_and_stay(plain_float32):
     """torch refuses to read its old TF32 switch once convolutions and recurrent layers differ."""
     torch.backends.cudnn.rnn.fp32_precision = "tf32"
-    estimate = estimate_memory(make("gru"), batch=2, device="cuda")
+    estimate = estimate_memory(make("bilstm"), batch=2, device="cuda")
     assert estimate.method == "imitated" and estimate.device == "cuda"
     assert torch.backends.cudnn.enabled
     assert (torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision) == ("ieee", "tf32")

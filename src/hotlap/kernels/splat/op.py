@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -229,8 +228,9 @@ def _add(centers: Tensor, name: str, given: Tensor) -> None:
 
 def flat_view(view: View) -> tuple[list[int], list[float]]:
     """A view as whole numbers and others, for operators that take nothing else."""
-    values = [-1 if value is None else value for value in astuple(view)]
-    return [int(v) for v in values[:2] + values[6:]], [float(v) for v in values[2:6]]
+    degree = -1 if view.sh_degree is None else view.sh_degree
+    sizes = view.width, view.height, view.antialiased, degree, view.raw, view.depth, view.absgrad
+    return [int(v) for v in sizes], [float(v) for v in (view.near, view.far, view.eps2d, view.radius_clip)]
 
 
 def _view(sizes: Sequence[int], numbers: Sequence[float]) -> View:
