@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu check format clean constraints
+.PHONY: demo test test-slow test-oldest test-gpu check format clean constraints
 
 # The whole round on a small U-Net; exit code 3 means that nothing faster was found or proven, which is an answer too.
 demo: $(READY)
@@ -12,7 +12,7 @@ demo: $(READY)
 	@echo "The page to look at:" && ls -d runs/demo/*/report.html | tail -n 1
 
 # Python may write bytecode, also where the shell says otherwise: hundreds of processes would compile the same files again.
-test test-slow: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-oldest: export PYTHONDONTWRITEBYTECODE =
 
 # Two processes at a time: most tests wait for processes that they start.
 test: $(READY)
@@ -21,6 +21,13 @@ test: $(READY)
 # What takes longest: campaigns of kills, long compilations, Triton's interpreter.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
+
+# The tests with the oldest torch that is supported, in an environment of its own.
+OLDEST := .venv-oldest
+test-oldest:
+	@test -x $(OLDEST)/bin/uv || ($(PYTHON) -m venv $(OLDEST) && $(OLDEST)/bin/python -m pip install --quiet uv)
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python 'torch==2.11.*' 'torchvision==0.26.*' -e '.[dev]'
+	$(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
 
 # The same test bodies on a card, with whatever python3 has torch: nothing is installed. Side by side where that python3
 # has pytest-xdist; those that time the card come last, one by one.
@@ -52,4 +59,4 @@ constraints:
 	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable > constraints.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache
