@@ -97,25 +97,36 @@ def predict_many(
     return [found[index] for index in sorted(found)]
 
 
+MOST_BYTES = 1 << 31
+"""Of maps and pictures whose results are being worked out, or wait for it."""
+
+
 class Beside:
-    """Work in threads beside the caller, which waits where ``most`` are under way; its first error is the caller's."""
+    """Work in threads beside the caller, which waits where ``most`` are under way, or fewer that are large.
 
-    def __init__(self, workers: int, most: int) -> None:
+    The first error is the caller's.
+    """
+
+    def __init__(self, workers: int, most: int, most_bytes: int = MOST_BYTES) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hotlap-results")
-        self._most = most
-        self._running: deque[Future[Any]] = deque()
+        self._most, self._most_bytes = most, most_bytes
+        self._running: deque[tuple[Future[Any], int]] = deque()
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> None:
-        """Starts work; waits for the oldest where too much is under way."""
-        while len(self._running) >= self._most:
-            self._running.popleft().result()
-        self._running.append(self._pool.submit(work, *arguments))
+    def submit(self, size: int, work: Callable[..., Any], *arguments: Any) -> None:
+        """Starts work on so many bytes; waits for the oldest where too much is under way."""
+        while self._running and not self._has_room(size):
+            self._running.popleft()[0].result()
+        self._running.append((self._pool.submit(work, *arguments), size))
+
+    def _has_room(self, size: int) -> bool:
+        held = sum(size for _, size in self._running)
+        return len(self._running) < self._most and held + size <= self._most_bytes
 
     def finish(self) -> None:
         """Waits for all of it."""
         try:
             while self._running:
-                self._running.popleft().result()
+                self._running.popleft()[0].result()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -213,7 +213,8 @@ def _run(
         for index, maps in predict_maps(pictures, predictor, tiles):
             loaded = waiting.pop(index)
             since = perf_counter()
-            beside.submit(_finish_one, loaded, [maps], work, processes, tally)
+            size = maps.nbytes + loaded.picture.nbytes
+            beside.submit(size, _finish_one, loaded, [maps], work, processes, tally)
             del maps  # pinned memory: it is given back as soon as a process has its copy
             tally.results_s += perf_counter() - since
             if processes is not None and (trouble := processes.trouble()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from hotlap.data.micrograph import page_name, read_pictures
 from hotlap.segment.done import Done, content_digest
 from hotlap.segment.normalise import normalise
 
-_PATIENCE_S = 0.1
+MOST_BYTES = 1 << 30
+"""Of pictures that wait for their turn. Batches of usual ones are less; of the largest few are needed at once."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,22 @@ Read = Callable[[str, Path], Generator[Item]]
 
 
 class Reader:
-    """The pictures of a folder, its bad files and finished ones: read in threads, up to ``ahead`` before their turn."""
+    """The pictures of a folder, its bad files and finished ones, read in threads before their turn.
 
-    def __init__(self, files: Mapping[str, Path], read: Read, *, workers: int, ahead: int) -> None:
+    Up to ``ahead`` of them wait, and fewer where they are large: threads wait for room, which one always has.
+    """
+
+    def __init__(
+        self, files: Mapping[str, Path], read: Read, *, workers: int, ahead: int, most_bytes: int = MOST_BYTES
+    ) -> None:
         self._todo: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
         for item in files.items():
             self._todo.put(item)
-        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(ahead)
-        self._read = read
-        self._stop = threading.Event()
+        self._read, self._ahead, self._most_bytes = read, ahead, most_bytes
+        self._ready: deque[Item | BaseException | None] = deque()
+        self._bytes, self._is_over = 0, False
+        lock = threading.Lock()
+        self._given, self._room = threading.Condition(lock), threading.Condition(lock)
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -103,7 +112,7 @@ class Reader:
     def __iter__(self) -> Generator[Item]:
         at_work = len(self._threads)
         while at_work:
-            item = self._ready.get()
+            item = self._take()
             if item is None:
                 at_work -= 1
             elif isinstance(item, BaseException):
@@ -113,13 +122,15 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the threads after what they are reading now."""
-        self._stop.set()
+        with self._room:
+            self._is_over = True
+            self._room.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         try:
-            while not self._stop.is_set():
+            while not self._is_over:
                 try:
                     name, path = self._todo.get_nowait()
                 except queue.Empty:
@@ -127,18 +138,34 @@ class Reader:
                 with contextlib.closing(self._read(name, path)) as items:
                     for item in items:
                         self._hand(item)
-                        if self._stop.is_set():
+                        if self._is_over:
                             return
         except BaseException as error:  # noqa: BLE001 - the main thread raises it again
             self._hand(error)
         finally:
             self._hand(None)
 
+    def _take(self) -> Item | BaseException | None:
+        with self._given:
+            self._given.wait_for(lambda: self._ready)
+            item = self._ready.popleft()
+            self._bytes -= _bytes_of(item)
+            self._room.notify()
+            return item
+
     def _hand(self, item: Item | BaseException | None) -> None:
-        put: Callable[..., None] = self._ready.put
-        while not self._stop.is_set():
-            try:
-                put(item, timeout=_PATIENCE_S)
-                return
-            except queue.Full:
-                continue
+        size = _bytes_of(item)
+        with self._room:
+            self._room.wait_for(lambda: self._is_over or self._has_room(size))
+            self._ready.append(item)
+            self._bytes += size
+            self._given.notify()
+            self._room.notify()  # another's item may be smaller
+
+    def _has_room(self, size: int) -> bool:
+        is_little = len(self._ready) < self._ahead and self._bytes + size <= self._most_bytes
+        return not self._ready or is_little
+
+
+def _bytes_of(item: Item | BaseException | None) -> int:
+    return item.picture.nbytes if isinstance(item, Loaded) else 0

@@ -1,0 +1,79 @@
+"""Pictures and results that wait: as many as are useful, and never more bytes than a machine has for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotlap.segment.predict import Beside
+from hotlap.segment.reading import Loaded, Reader
+
+PICTURE = np.zeros((10, 10, 3), np.uint8)
+
+
+class Counted:
+    """Reads a picture of 300 bytes for every file, and counts how many were asked for."""
+
+    def __init__(self):
+        self.num = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, name, path):
+        with self._lock:
+            self.num += 1
+        yield Loaded(name, path, "", 1, PICTURE)
+
+    def comes_to(self, expected):
+        """Whether the count comes to that, and to no more in a while."""
+        while self.num < expected:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        return self.num == expected
+
+
+@pytest.mark.parametrize(("ahead", "most_bytes", "waiting"), [(5, 10_000, 5), (50, 1_500, 5), (50, 299, 1)])
+def test_no_more_is_read_ahead_than_may_wait(ahead, most_bytes, waiting, no_hang):
+    read, files = Counted(), {f"{n:02d}": Path(f"{n:02d}.png") for n in range(20)}
+    reader = Reader(files, read, workers=2, ahead=ahead, most_bytes=most_bytes)
+    assert read.comes_to(waiting + 2), "as many as may wait, and one that each thread holds"
+    items = iter(reader)
+    found = [next(items).name]
+    assert read.comes_to(waiting + 3)
+    found += [item.name for item in items]
+    assert sorted(found) == sorted(files)
+    reader.stop()
+
+
+def test_a_reader_that_is_stopped_reads_no_more(no_hang):
+    read = Counted()
+    reader = Reader({str(n): Path(str(n)) for n in range(20)}, read, workers=2, ahead=3)
+    assert read.comes_to(5)
+    reader.stop()
+    assert read.num == 5
+
+
+@pytest.mark.parametrize(("sizes", "at_once"), [([1] * 8, 4), ([60] * 4, 1), ([200, 200], 1), ([30] * 6, 3)])
+def test_large_results_are_not_begun_beside_others(sizes, at_once, no_hang):
+    gate, lock = threading.Event(), threading.Lock()
+    under_way = most = 0
+
+    def work():
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+            if most == at_once:
+                gate.set()
+        gate.wait()
+        with lock:
+            under_way -= 1
+
+    beside = Beside(workers=8, most=4, most_bytes=100)
+    for size in sizes:
+        beside.submit(size, work)
+    beside.finish()
+    assert most == at_once
