@@ -92,6 +92,27 @@ def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("mlp", "gives a plain Sequential, whose input is not known. Say it with --input, as in --input 3x224x224."),
+        ("Broken", "model 'Broken' raised ValueError while it was loaded: no such layer (OWN:8)."),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_a_wrong_request_with_its_remedy(tmp_path, target, words):
+    pytest.importorskip("fastapi")
+    own = tmp_path / "own.py"
+    own.write_text(
+        MODEL + "class Broken(nn.Module):\n    def forward(self, x):\n        raise ValueError('no such layer')\n"
+    )
+    command = [sys.executable, "-m", "hotlap", "serve", f"own.py:{target}", "--port", "0", "--device", "cpu"]
+    command += ["--input", "8"] * (target == "Broken")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words.replace("OWN", str(own)) in " ".join(done.stderr.split())
+
+
+@pytest.mark.timeout(240)
 def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_took(tmp_path):
     pytest.importorskip("fastapi")
     (tmp_path / "own.py").write_text(MODEL)

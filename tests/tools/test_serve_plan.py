@@ -68,9 +68,21 @@ def test_models_have_names_of_their_own():
     ]
 
 
+def test_a_model_may_have_inputs_of_its_own():
+    config = ServeConfig(
+        models=("unet", "a=b.py:net", "c.py:ids"), tuned=False, input=("a=3x8x8", "9:int64:5", "9:bool")
+    )
+    found = {spec.name: spec.inputs for spec in plan_models(config, "cpu", ignore)}
+    assert found == {"unet": ("9:int64:5", "9:bool"), "a": ("3x8x8",), "ids": ("9:int64:5", "9:bool")}
+    named = dataclasses.replace(config, input=("a=3x8x8", "a=4", "ids=9:int64:5"))
+    found = {spec.name: spec.inputs for spec in plan_models(named, "cpu", ignore)}
+    assert found == {"unet": (), "a": ("3x8x8", "4"), "ids": ("9:int64:5",)}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"models": ("unet",), "input": ("unte=3x8x8",)}, r"input 'unte=3x8x8' is for no model .*'unet'"),
         ({"models": ()}, "no model to serve"),
         ({"models": ("unet", "unet")}, "'unet,unet' names one twice"),
         ({"models": ("a b=unet",)}, "model 'a b=unet' has no usable name"),

@@ -18,7 +18,7 @@ class ServeConfig:
     weights: tuple[str, ...] = ()
     """Trained weights, as NAME=FILE; a model without is served with fresh ones, good for load tests only."""
     input: tuple[str, ...] = ()
-    """Shapes of a plain module's inputs, as 3x224x224."""
+    """Shapes of a plain module's inputs, as 3x224x224; of one model among several as NAME=3x224x224."""
     workload: dict[str, Any] = field(default_factory=dict)
     """Options of the target's factory, with --set workload.width=16."""
     device: tuple[str, ...] = ("auto",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def plan_models(config: ServeConfig, device: str, emit: Emit, store: ProfileStor
         raise UsageError("no model to serve was named", remedy="Name one, as in 'hotlap serve unet'")
     if len(named) < len(config.models):
         raise UsageError(f"models = {','.join(config.models)!r} names one twice", remedy="Use NAME=TARGET")
-    weights = _weights(config.weights, named)
-    return [_plan(config, name, target, weights.get(name, ""), device, emit, store) for name, target in named.items()]
+    weights, inputs = _weights(config.weights, named), _inputs(config.input, named)
+    return [
+        _plan(dataclasses.replace(config, input=inputs[name]), name, target, weights.get(name, ""), device, emit, store)
+        for name, target in named.items()
+    ]
 
 
 def _name_and_target(text: str) -> tuple[str, str]:
@@ -79,6 +83,18 @@ def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"weights = {file!r} of model {name!r} do not exist", expected="a file")
         found[name] = file
     return found
+
+
+def _inputs(given: Sequence[str], named: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The inputs of each model: its own, given as NAME=SHAPE; without any, those that are given for all."""
+    own: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        name, equals, shape = text.partition("=")
+        if equals and name not in named:
+            raise UsageError(f"input {text!r} is for no model that is served", remedy=did_you_mean(name, named))
+        key, shape = (name, shape) if equals else ("", text)
+        own[key] = (*own.get(key, ()), shape)
+    return {name: own.get(name, own.get("", ())) for name in named}
 
 
 def _plan(

@@ -136,6 +136,11 @@ class Service:
         return self._desk_failed or (lost[0] if len(lost) == len(self.workers) else "")
 
     @property
+    def refused(self) -> UsageError | None:
+        """What is wrong with the models themselves, where nothing can be served because of it."""
+        return next((worker.refused for worker in self.workers if worker.refused), None) if self.failed else None
+
+    @property
     def is_ready(self) -> bool:
         staying = not (self.leaving or self.draining)
         return staying and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
