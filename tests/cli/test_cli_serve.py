@@ -32,9 +32,18 @@ def run_cli(arguments, capsys):
 
 
 def test_a_dry_run_shows_the_settings_and_serves_nothing(capsys):
-    code, out, _ = run_cli(["serve", "unet", "a=b.py:c", "--batch", "3", "--dry-run", "--json"], capsys)
+    code, out, _ = run_cli(
+        ["serve", "unet", "a=b:c", "--input", "a=4x4", "--batch", "3", "--dry-run", "--json"], capsys
+    )
     config = json.loads(out)["config"]
-    assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b.py:c"], 3, "127.0.0.1")
+    assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b:c"], 3, "127.0.0.1")
+
+
+def test_a_dry_run_lists_the_models_and_refuses_a_name_that_stands_for_none(capsys):
+    _, out, _ = run_cli(["serve", "unet", "a=b:c", "--input", "a=4x4", "--dry-run", "--json"], capsys)
+    assert json.loads(out)["plan"] == ["model      unet: unet, no weights", "model      a: b:c, input 4x4, no weights"]
+    code, out, err = run_cli(["serve", "unte", "--dry-run"], capsys)
+    assert (code, out) == (2, "") and "unknown target 'unte'" in err and "'unet'" in err
 
 
 def test_a_dry_run_does_not_show_the_token(capsys, monkeypatch):

@@ -61,17 +61,15 @@ def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
 
 
 def test_models_have_names_of_their_own():
-    config = ServeConfig(models=("small=unet", "b.py:make"), tuned=False)
+    config = ServeConfig(models=("small=unet", "b:make"), tuned=False)
     assert [(s.name, s.target) for s in plan_models(config, "cpu", ignore)] == [
         ("small", "unet"),
-        ("make", "b.py:make"),
+        ("make", "b:make"),
     ]
 
 
 def test_a_model_may_have_inputs_of_its_own():
-    config = ServeConfig(
-        models=("unet", "a=b.py:net", "c.py:ids"), tuned=False, input=("a=3x8x8", "9:int64:5", "9:bool")
-    )
+    config = ServeConfig(models=("unet", "a=b:net", "c:ids"), tuned=False, input=("a=3x8x8", "9:int64:5", "9:bool"))
     found = {spec.name: spec.inputs for spec in plan_models(config, "cpu", ignore)}
     assert found == {"unet": ("9:int64:5", "9:bool"), "a": ("3x8x8",), "ids": ("9:int64:5", "9:bool")}
     named = dataclasses.replace(config, input=("a=3x8x8", "a=4", "ids=9:int64:5"))
@@ -83,6 +81,8 @@ def test_a_model_may_have_inputs_of_its_own():
     ("settings", "words"),
     [
         ({"models": ("unet",), "input": ("unte=3x8x8",)}, r"input 'unte=3x8x8' is for no model .*'unet'"),
+        ({"models": ("unte",)}, r"unknown target 'unte'.*'unet'"),
+        ({"models": ("a=gone.py:net",)}, r"'gone.py' does not exist"),
         ({"models": ()}, "no model to serve"),
         ({"models": ("unet", "unet")}, "'unet,unet' names one twice"),
         ({"models": ("a b=unet",)}, "model 'a b=unet' has no usable name"),
