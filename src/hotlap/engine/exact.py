@@ -71,6 +71,8 @@ class ExactStep:
             raise UsageError(f"micro = {micro}", expected="at least one sample")
         if precision not in _AUTOCAST:
             raise UsageError(f"precision = {precision!r}", expected=", ".join(_AUTOCAST))
+        if clip_norm is not None and not clip_norm > 0:  # torch would turn gradients round
+            raise UsageError(f"clip_norm = {clip_norm}", expected="a positive length")
         if recompute not in ("auto", "on", "off"):
             raise UsageError(f"recompute = {recompute!r}", expected="auto, on or off")
         self.model, self.optimizer, self.loss = model, optimizer, loss
