@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -106,6 +107,11 @@ def test_devices_are_there_and_different():
     [
         ({"queue_rows": 0}, "queue_rows = 0"),
         ({"deadline_s": -1.0}, r"deadline_s = -1\.0"),
+        ({"deadline_s": math.inf}, "deadline_s = inf"),
+        ({"deadline_s": 90000.0}, "deadline_s = 90000. Expected at most 86400"),
+        ({"drain_s": math.inf}, "drain_s = inf"),
+        ({"cors": ("https://a.example", "https://lab.example/")}, "cors = 'https://lab.example/' is no origin"),
+        ({"cors": ("lab.example",)}, r"cors = 'lab\.example' is no origin"),
         ({"batch": 0}, "batch = 0"),
         ({"max_delay_ms": 1e9}, r"max_delay_ms = 1e\+09"),
         ({"port": 70000}, "port = 70000"),

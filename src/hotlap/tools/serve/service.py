@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import HotlapError, ShapeError, UnknownName, UsageError, did_you_mean
 from hotlap.measure.servable import TENSORS, Decoded, FileAnswer, Rows, Servable, Signature
+from hotlap.tools.serve.config import LONGEST_S
 from hotlap.tools.serve.counters import Counters, Labels
 from hotlap.tools.serve.desk import Desk, LocalDesk
 from hotlap.tools.serve.line import Clock, Line, LineSettings, Ticket
@@ -240,8 +241,8 @@ class Service:
     async def _request(self, model: str, deadline_s: float | None) -> AsyncIterator[float]:
         """Counts a request in and out; gives its deadline. A flood is refused here, before anything is decoded."""
         allowed_s = self.settings.deadline_s if deadline_s is None else deadline_s
-        if not 0 < allowed_s <= 86400:
-            raise UsageError(f"deadline = {allowed_s:g} s", expected="more than 0 and at most 86400 seconds")
+        if not 0 < allowed_s <= LONGEST_S:
+            raise UsageError(f"deadline = {allowed_s:g} s", expected=f"more than 0 and at most {LONGEST_S:g} seconds")
         if self.draining:
             raise ShuttingDown
         entry, began, ended = self._models[model], self._clock(), "error"
