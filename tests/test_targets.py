@@ -243,6 +243,18 @@ def test_a_file_that_does_not_import_says_where(tmp_path, text, words):
     assert "_hotlap_target_bad_target" not in __import__("sys").modules
 
 
+def test_a_factory_that_torch_stops_is_told_with_its_own_line(tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 'wide')\n")
+    with pytest.raises(TargetError, match=r"raised TypeError: .* \(\S*net\.py:3\)\."):
+        load_target(f"{tmp_path / 'net.py'}:net", {}, ("4",))
+
+
+def test_a_file_that_is_no_python_is_told_with_the_line_that_is_none(tmp_path):
+    (tmp_path / "net.py").write_text("import torch\ndef f(:\n")
+    with pytest.raises(TargetError, match=r"raised SyntaxError on import: .* \(\S*net\.py:2\)\."):
+        load_target(f"{tmp_path / 'net.py'}:f")
+
+
 @pytest.mark.parametrize("has_init", [True, False])
 def test_a_file_that_imports_as_part_of_its_package_is_to_be_given_as_a_module(has_init, tmp_path, monkeypatch):
     package = tmp_path / "mine" / "nets"

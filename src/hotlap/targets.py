@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hotlap.base.errors import HotlapError, TargetError, UnknownName, did_you_mean
+from hotlap.base.raised import their_line
 from hotlap.base.registry import Registry
 from hotlap.base.settings import coerce
 from hotlap.workload import Agreement, Batch, Workload, adopt, is_workload, same_class
@@ -258,9 +259,8 @@ def _call(target: str, factory: Any, options: dict[str, Any]) -> Any:
     except HotlapError:
         raise
     except (Exception, SystemExit) as error:
-        where = _last_line(error)
         raise TargetError(
-            f"the factory of target {target!r} raised {type(error).__name__}: {error}{where}",
+            f"the factory of target {target!r} raised {type(error).__name__}: {error} {their_line(error)}",
             remedy="Call it by hand in Python until it works; hotlap calls it with "
             + (f"{options}" if options else "no arguments"),
         ) from error
@@ -320,13 +320,6 @@ def _check_inputs(target: str, module: nn.Module, inputs: Sequence[str]) -> None
         ) from error
 
 
-def _last_line(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-
-
 def _import_factory(target: str) -> Any:
     module_name, _, attribute = target.rpartition(":")
     module = (
@@ -357,7 +350,7 @@ def _import_file(path: Path, target: str) -> Any:
     except (Exception, SystemExit) as error:  # a script without a main guard may well leave
         del sys.modules[name]
         raise TargetError(
-            f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error}{_last_line(error)}",
+            f"target {target!r}: {path.name} raised {type(error).__name__} on import: {error} {their_line(error)}",
             remedy=_as_module(resolved, target) if _is_relative(error) else f"Try 'python {path}' until it imports",
         ) from error
     return module
@@ -390,6 +383,6 @@ def _import_module(name: str, target: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise TargetError(
-            f"target {target!r}: importing {name!r} raised {type(error).__name__}: {error}{_last_line(error)}",
+            f"target {target!r}: importing {name!r} raised {type(error).__name__}: {error} {their_line(error)}",
             remedy=f"Try 'python -c \"import {name}\"' until it works",
         ) from error

@@ -130,6 +130,28 @@ def test_a_date_is_text_because_a_record_has_no_dates(text):
     assert parse_scalar(text) == text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flagged:
+    """A config with a flag of another name."""
+
+    mode: Literal["train", "infer"] = field(default="train", metadata={"flag": "for"})
+
+
+@pytest.mark.parametrize("name", ["for", "mode"])
+def test_a_setting_may_be_named_as_its_flag_everywhere(tmp_path, name):
+    (tmp_path / "a.yaml").write_text(f"{name}: infer\n")
+    layers = [
+        file_layer(tmp_path / "a.yaml"),
+        set_layer([f"{name}=infer"]),
+        env_layer(Flagged, {f"HOTLAP_{name.upper()}": "infer"}),
+    ]
+    for layer in layers:
+        found = resolve(Flagged, [layer])
+        assert (found.config.mode, found.sources) == ("infer", {"mode": layer.source})
+    with pytest.raises(ConfigError, match="setting 'mode' is given twice, once as 'mode'"):
+        resolve(Flagged, [set_layer(["for=infer", "mode=train"])])
+
+
 def test_dashes_and_underscores_spell_the_same_setting():
     assert resolve(Demo, [set_layer(["fast-repeats=9"])]).config.fast_repeats == 9
 

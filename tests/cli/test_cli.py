@@ -201,6 +201,17 @@ def test_show_prints_verdict_arms_gate_and_place(hotlap_cli, bench_run, monkeypa
         assert word in told.out
 
 
+def test_a_run_too_short_to_say_what_it_could_have_seen_says_nothing(here, hotlap_cli, bench_run):
+    (record,) = find_runs(bench_run.runs)
+    data = json.loads(record.read_text())
+    for comparison in data["comparisons"]:
+        comparison["min_detectable"] = None  # as that of a single process
+    short = run_folder(here / "runs", "short") / "record.json"
+    short.write_text(json.dumps(data))
+    told = hotlap_cli("show", short)
+    assert told.code == 0 and "numeric gate" in told.out and "four of five" not in told.out
+
+
 def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cli):
     write_record(here / "runs", "good")
     write_record(here / "runs", "cut", status="interrupted")

@@ -32,9 +32,18 @@ def run_cli(arguments, capsys):
 
 
 def test_a_dry_run_shows_the_settings_and_serves_nothing(capsys):
-    code, out, _ = run_cli(["serve", "unet", "a=b.py:c", "--batch", "3", "--dry-run", "--json"], capsys)
+    code, out, _ = run_cli(
+        ["serve", "unet", "a=b:c", "--input", "a=4x4", "--batch", "3", "--dry-run", "--json"], capsys
+    )
     config = json.loads(out)["config"]
-    assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b.py:c"], 3, "127.0.0.1")
+    assert (code, config["models"], config["batch"], config["host"]) == (0, ["unet", "a=b:c"], 3, "127.0.0.1")
+
+
+def test_a_dry_run_lists_the_models_and_refuses_a_name_that_stands_for_none(capsys):
+    _, out, _ = run_cli(["serve", "unet", "a=b:c", "--input", "a=4x4", "--dry-run", "--json"], capsys)
+    assert json.loads(out)["plan"] == ["model      unet: unet, no weights", "model      a: b:c, input 4x4, no weights"]
+    code, out, err = run_cli(["serve", "unte", "--dry-run"], capsys)
+    assert (code, out) == (2, "") and "unknown target 'unte'" in err and "'unet'" in err
 
 
 def test_a_dry_run_does_not_show_the_token(capsys, monkeypatch):
@@ -89,6 +98,27 @@ def test_without_the_extra_the_error_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     code, _, err = run_cli(["serve", "unet"], capsys)
     assert code == 4 and "pip install 'hotlap[serve]'" in " ".join(err.split())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("mlp", "gives a plain Sequential, whose input is not known. Say it with --input, as in --input 3x224x224."),
+        ("Broken", "model 'Broken' raised ValueError while it was loaded: no such layer (OWN:8)."),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_a_wrong_request_with_its_remedy(tmp_path, target, words):
+    pytest.importorskip("fastapi")
+    own = tmp_path / "own.py"
+    own.write_text(
+        MODEL + "class Broken(nn.Module):\n    def forward(self, x):\n        raise ValueError('no such layer')\n"
+    )
+    command = [sys.executable, "-m", "hotlap", "serve", f"own.py:{target}", "--port", "0", "--device", "cpu"]
+    command += ["--input", "8"] * (target == "Broken")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert words.replace("OWN", str(own)) in " ".join(done.stderr.split())
 
 
 @pytest.mark.timeout(240)

@@ -229,6 +229,7 @@ def test_glb_that_cannot_be_read(tmp_path, change, words):
         ("a.obj", b"v a b c\n", "line 1"),
         ("a.obj", b"v 0 0 0\nv 1 0 0\nv 2 0 0\nf 1 2 3\n", "none of its 1 faces has an area"),
         ("a.obj", b"v 0 0 0\nv 1 0 0\nv 0 1 0\nvt 0 0\nf 1/1 2/5 3/1\n", "texture coordinate 5 of 1"),
+        ("a.obj", b"v 0 0 0\nv 1 0 0\nv 0 1 0\nvt 0 0\nf 1/1 2/2 3/1\n", "texture coordinate 2 of 1"),
         ("a.ply", b"solid", "does not begin with a PLY header"),
         ("a.ply", b"ply\nformat odd 1.0\nend_header\n", "its format is neither"),
         ("a.ply", b"ply\nformat ascii 1.0\nend_header\n", "no element 'vertex'"),

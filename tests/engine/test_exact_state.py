@@ -167,7 +167,13 @@ def test_a_compiled_model_is_called_until_recomputation_takes_over():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"micro": 0}, "micro = 0"), ({"precision": "fp8"}, "precision = 'fp8'"), ({"recompute": 1}, "recompute = 1")],
+    [
+        ({"micro": 0}, "micro = 0"),
+        ({"precision": "fp8"}, "precision = 'fp8'"),
+        ({"recompute": 1}, "recompute = 1"),
+        ({"clip_norm": -1.0}, r"clip_norm = -1\.0"),
+        ({"clip_norm": 0}, "clip_norm = 0"),
+    ],
 )
 def test_wrong_settings_are_named(options, message):
     model = model_of()

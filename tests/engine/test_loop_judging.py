@@ -10,7 +10,8 @@ from tiny_workload import Tiny
 from torch import nn
 from whole_training import column, train, trainer, whole
 
-from hotlap.base.errors import UsageError
+from hotlap.base.errors import TargetError, UsageError
+from hotlap.engine.exactness import find_inexact
 from hotlap.engine.journal import read_journal
 
 
@@ -39,6 +40,35 @@ class Given(Tiny):
 
     def metrics(self, model, data, device):
         return {"score": self.scores.pop(0)}
+
+
+@pytest.mark.parametrize("score", ["good", [0.5], None])
+def test_scores_that_are_no_numbers_are_refused_by_what_they_are(tmp_path, score):
+    with pytest.raises(TargetError, match=r"metrics\(\) of 'tiny' returned \"\{'score': .*\. Expected a dict"):
+        train(tmp_path, Given(score), epochs=1)
+
+
+class Thawed(nn.Sequential):
+    """As the remedy for BatchNorm says: a train() that leaves the norm as it is."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class Freezing(Tiny):
+    def build_model(self):
+        return Thawed(*super().build_model())
+
+
+def test_a_norm_that_the_models_own_train_leaves_alone_stays_frozen_over_evaluations(tmp_path):
+    made = trainer(tmp_path, Freezing(), epochs=2)
+    made.run()
+    norm = made.parts.model[1]
+    assert int(norm.num_batches_tracked) == 0 and not norm.training
+    (told,) = find_inexact(nn.BatchNorm1d(4))
+    assert "give the model a train() that leaves it in eval()" in told.remedy
 
 
 def test_patience_stops_after_so_many_evaluations_without_a_better_one(tmp_path):

@@ -112,6 +112,13 @@ def test_an_exporter_that_fails_is_named_with_the_models_class_and_its_reason():
         session("cpu:exported", workload)
 
 
+def test_a_form_that_its_runtime_refuses_is_named_with_the_reason():
+    pytest.importorskip("onnxruntime")
+    convolution = ModuleWorkload("conv", lambda: nn.Conv2d(3, 4, 3), [InputSpec((3, 8, 8))])
+    with pytest.raises(TargetError, match=r"onnx was written, but cannot be read back: InvalidGraph: .*bfloat16"):
+        session("cpu:bf16+onnx", convolution)
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_package_that_is_not_installed_is_named_with_the_command(monkeypatch, package):
     for name in ("onnx", "onnxscript", "onnxruntime"):

@@ -77,6 +77,15 @@ def test_a_fresh_deep_network_is_not_refused_in_half_precision():
     assert "rounding every layer to bf16 leaves" in checks["gradient direction"].detail
 
 
+@pytest.mark.parametrize(("times", "error"), [(1.0, 0.0), (1.2, 0.2), (1 / 1.2, 0.2)])
+def test_a_gradient_of_the_right_size_has_no_error(times, error):
+    truth = {"weight": torch.linspace(-1, 1, 64, dtype=torch.float64)}
+    got = {"weight": times * truth["weight"]}
+    way, size = direction_checks(got, truth, truth, truth, Allowed(by=3, share=0.1, size=1.5), "float32")
+    assert way.passed and size.passed
+    assert (size.error, size.allowed) == (pytest.approx(error), pytest.approx(0.5))
+
+
 @pytest.mark.parametrize(
     ("change", "at", "check"),
     [

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hotlap.base.errors import OutOfMemory, TargetError
+from hotlap.base.raised import their_line
 from hotlap.engine import child
 from hotlap.measure import worker
 
@@ -21,7 +22,7 @@ def raised(call):
 
 def test_the_line_that_is_named_is_the_user_s_and_not_torch_s():
     error = raised(lambda: nn.Linear(3, 2)(torch.randn(1, 4)))
-    assert __file__ in worker.their_line(error)
+    assert __file__ in their_line(error)
     assert str(worker.explain(error, {"target": "mine.py:net"})).count(f"({__file__}:") == 1
 
 

@@ -133,7 +133,7 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(tmp_path):
     folder = fill(tmp_path / "boxes", 3)
     first = prepare_views(settings(folder, sheet=2))
     assert (first.num_made, first.names) == (3, ("box_0", "box_1", "box_2"))
-    assert Image.open(first.folder / "sheet.png").size == (8 * 224, 2 * 224)
+    assert Image.open(first.folder / "sheet.png").size == (4 * 224, 2 * 224), "each of the four views once"
     files = prepared_files(first.folder)
     before = [file.read_bytes() for file in files]
     (folder / "box_1" / "model.obj").write_bytes((folder / "box_2" / "model.obj").read_bytes())

@@ -236,6 +236,14 @@ def three_runs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize(("before", "after"), [("до", "после"), ("größe 1", "grüße 1"), ("前", "後")])
+def test_names_in_other_scripts_stay_apart(tmp_path, before, after):
+    for name, stamp in ((before, "20260101-000000"), (after, "20260102-000000")):
+        saved(tmp_path, folder_name(name), stamp)
+    assert resolve_run(before, tmp_path).parent.name == "20260101-000000"
+    assert resolve_run(after, tmp_path).parent.name == "20260102-000000"
+
+
 def test_runs_are_found_newest_first(three_runs):
     (three_runs / "demo/empty").mkdir()
     assert [str(p.parent.relative_to(three_runs)) for p in find_runs(three_runs)] == [

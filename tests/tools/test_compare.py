@@ -154,10 +154,18 @@ def test_an_arm_asked_for_and_missing_is_an_error(write, judge):
     assert [c.arm for c in judge(before, after, arm="cpu")[0].comparisons] == ["cpu"]
 
 
+def test_an_arm_may_be_spelt_as_a_bench_takes_it(write, judge):
+    before, after = write({"cpu": 10.0, "cpu:bf16+threads=1": 1.0}), write({"cpu": 10.0, "cpu:bf16+threads=1": 1.0})
+    record, _ = judge(before, after, arm="cpu:threads=1+bf16")
+    assert [c.arm for c in record.comparisons] == ["cpu:bf16+threads=1"]
+    with pytest.raises(UsageError, match=r"'bf17'.*'bf16'"):
+        judge(before, after, arm="cpu:bf17")
+
+
 def test_nothing_in_common_is_an_error(write, judge):
-    with pytest.raises(RecordError, match="share no arm with 'wall' samples"):
+    with pytest.raises(RecordError, match="share no arm with 'wall' samples: one has cuda, the other cpu"):
         judge(write({"cuda": 10.0}), write({"cpu": 10.0}))
-    with pytest.raises(RecordError, match="share no arm with 'device' samples"):
+    with pytest.raises(RecordError, match=r"share no arm with 'device' samples.*one of the quantities wall\."):
         judge(write({"cpu": 10.0}), write({"cpu": 10.0}), quantity="device")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -124,9 +125,10 @@ def test_an_unknown_check_is_named(tmp_path):
         examine_all(tmp_path, no_card(tmp_path), only=("cublass",))
 
 
-def test_a_time_limit_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="timeout_s = 0 is not valid"):
-        examine_all(tmp_path, no_card(tmp_path), timeout_s=0)
+@pytest.mark.parametrize("limit", [0, math.inf])
+def test_a_time_limit_of_nothing_or_none_is_refused(tmp_path, limit):
+    with pytest.raises(ConfigError, match=f"timeout_s = {limit} is not valid"):
+        examine_all(tmp_path, no_card(tmp_path), timeout_s=limit)
 
 
 def test_measured_ceilings_go_into_the_record_and_the_cache(tmp_path):

@@ -30,6 +30,16 @@ from torch import nn
 
 def mlp(width=6):
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3))
+
+class Two(nn.Linear):  # the second output of its trace has the number of the input that it was traced with
+    def __init__(self, frozen: bool = True):
+        super().__init__(4, 3)
+        self.frozen = frozen
+
+    def forward(self, x):
+        y = super().forward(x)
+        scale = float(y.detach().sum()) if self.frozen else y.sum()
+        return y, y * scale, y.argmax(1), y.new_full((1,), float("-inf"))
 """
 BRIEF = {"processes": 1, "repeats": 1, "seconds": 0.0, "warmup_seconds": 0.0}
 
@@ -130,6 +140,20 @@ def test_a_wrong_form_turns_the_gate_red_and_is_not_delivered(folder, monkeypatc
     assert forms(record)["torchscript"]["status"] == "wrong"
     assert not (folder / "out/model.torchscript.pt").exists() and (folder / "out/model.pt2").exists()
     assert list(json.loads((folder / "out/manifest.json").read_text())["forms"]) == ["exported"]
+
+
+def test_a_form_that_is_wrong_in_its_second_output_alone_is_not_delivered(folder):
+    record = export(config(target="tiny.py:Two"))
+    checks = {check.name: check for check in record.gates[0].checks}
+    assert checks["outputs, batch 1"].passed and not checks["output_1, batch 1"].passed
+    assert record.verdict.exit_code == 1 and not (folder / "out").exists()
+
+
+def test_every_output_of_a_right_form_is_judged_but_what_is_not_finite(folder):
+    record = export(config(target="tiny.py:Two", workload={"frozen": False}, gate_batch=1))
+    names = [check.name for check in record.gates[0].checks if check.name.startswith("output_")]
+    assert names == ["output_1", "output_2"], "the first is what predict() has shown to the gate"
+    assert record.verdict.exit_code == 0 and (folder / "out/model.torchscript.pt").is_file()
 
 
 def test_where_every_form_is_wrong_nothing_is_written(folder, monkeypatch):

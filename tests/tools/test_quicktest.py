@@ -82,6 +82,10 @@ class Dies(Base):
     def loss(self, model, batch):
         os._exit(3)
 
+class TooWide(Base):
+    def loss(self, model, batch):
+        return model(batch[:, :5]).sum(), len(batch)  # torch raises, and here is why
+
 class Full(Base):
     def loss(self, model, batch):
         torch.empty(2**60, dtype=torch.uint8)
@@ -179,6 +183,11 @@ def test_the_step_that_fails_is_named_and_the_rest_is_skipped(here, in_process, 
     assert all(c.observed == f"because step {step} ({NAMES[step - 1]}) failed" for c in record.checks[step:])
     assert record.verdict.exit_code == 1
     assert record.verdict.headline.startswith(f"Step {step} of 6 ({NAMES[step - 1]}) failed")
+
+
+def test_the_users_own_line_is_named_where_torch_raises(here, in_process):
+    line = 1 + next(n for n, text in enumerate(TARGETS.splitlines()) if "here is why" in text)
+    assert f"({here / 'nets.py'}:{line})" in walk(here, "TooWide").checks[3].observed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

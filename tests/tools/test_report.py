@@ -369,6 +369,8 @@ def test_report_is_written_beside_the_first_record(tmp_path):
     assert out == folder / "report.html"
     assert "No difference could be shown" in out.read_text(encoding="utf-8")
     assert [event.kind for event in told] == ["start", "advance", "advance", "finish", "result"]
+    shares = [event.done / event.total for event in told if event.total]
+    assert shares == sorted(shares), "a report that is done does not begin again"
     elsewhere = report(ReportConfig(records=(str(folder),), out=tmp_path / "x.html", title="Mine"))
     assert "<title>Mine</title>" in elsewhere.read_text(encoding="utf-8")
     assert sorted(p.name for p in folder.iterdir()) == ["record.json", "report.html"]

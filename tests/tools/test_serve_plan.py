@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -61,16 +62,28 @@ def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
 
 
 def test_models_have_names_of_their_own():
-    config = ServeConfig(models=("small=unet", "b.py:make"), tuned=False)
+    config = ServeConfig(models=("small=unet", "b:make"), tuned=False)
     assert [(s.name, s.target) for s in plan_models(config, "cpu", ignore)] == [
         ("small", "unet"),
-        ("make", "b.py:make"),
+        ("make", "b:make"),
     ]
+
+
+def test_a_model_may_have_inputs_of_its_own():
+    config = ServeConfig(models=("unet", "a=b:net", "c:ids"), tuned=False, input=("a=3x8x8", "9:int64:5", "9:bool"))
+    found = {spec.name: spec.inputs for spec in plan_models(config, "cpu", ignore)}
+    assert found == {"unet": ("9:int64:5", "9:bool"), "a": ("3x8x8",), "ids": ("9:int64:5", "9:bool")}
+    named = dataclasses.replace(config, input=("a=3x8x8", "a=4", "ids=9:int64:5"))
+    found = {spec.name: spec.inputs for spec in plan_models(named, "cpu", ignore)}
+    assert found == {"unet": (), "a": ("3x8x8", "4"), "ids": ("9:int64:5",)}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"models": ("unet",), "input": ("unte=3x8x8",)}, r"input 'unte=3x8x8' is for no model .*'unet'"),
+        ({"models": ("unte",)}, r"unknown target 'unte'.*'unet'"),
+        ({"models": ("a=gone.py:net",)}, r"'gone.py' does not exist"),
         ({"models": ()}, "no model to serve"),
         ({"models": ("unet", "unet")}, "'unet,unet' names one twice"),
         ({"models": ("a b=unet",)}, "model 'a b=unet' has no usable name"),
@@ -94,6 +107,11 @@ def test_devices_are_there_and_different():
     [
         ({"queue_rows": 0}, "queue_rows = 0"),
         ({"deadline_s": -1.0}, r"deadline_s = -1\.0"),
+        ({"deadline_s": math.inf}, "deadline_s = inf"),
+        ({"deadline_s": 90000.0}, "deadline_s = 90000. Expected at most 86400"),
+        ({"drain_s": math.inf}, "drain_s = inf"),
+        ({"cors": ("https://a.example", "https://lab.example/")}, "cors = 'https://lab.example/' is no origin"),
+        ({"cors": ("lab.example",)}, r"cors = 'lab\.example' is no origin"),
         ({"batch": 0}, "batch = 0"),
         ({"max_delay_ms": 1e9}, r"max_delay_ms = 1e\+09"),
         ({"port": 70000}, "port = 70000"),

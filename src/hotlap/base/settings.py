@@ -15,7 +15,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -174,8 +174,12 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 def _flatten(values: Mapping[str, Any], fields: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, value in values.items():
-        key = key.replace("-", "_") if "." not in key else key
+    flags = _flags(fields.values())
+    for given, value in values.items():
+        key = given.replace("-", "_") if "." not in given else given
+        key = flags.get(key, key)
+        if key in flat:
+            raise ConfigError(f"setting {key!r} is given twice, once as {given!r}")
         if isinstance(value, Mapping) and key in fields and _is_dict(kinds[key]):
             flat.update({f"{key}.{inner}": item for inner, item in value.items()})
         else:
@@ -183,9 +187,15 @@ def _flatten(values: Mapping[str, Any], fields: Mapping[str, Any], kinds: Mappin
     return flat
 
 
+def _flags(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, str]:
+    """Settings by the name of their flag, where that is another: ``--for`` is the setting ``mode``."""
+    return {f.metadata["flag"].replace("-", "_"): f.name for f in fields if "flag" in f.metadata}
+
+
 def env_layer(cls: type, environ: Mapping[str, str] = os.environ) -> Layer:
     """``HOTLAP_REPEATS=9`` sets ``repeats``; ``HOTLAP_WORKLOAD__SIZE=64`` sets ``workload.size``."""
-    names = {f.name for f in dataclasses.fields(cls)}
+    fields = dataclasses.fields(cls)
+    names = {f.name for f in fields} | set(_flags(fields))
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any
@@ -246,9 +247,10 @@ def _show_sides(record: RunRecord, console: Console) -> None:
             console.print(f"  copies to and from the device included, {c.arm} against {c.baseline}: {figure}")
         elif c.reason == "context arm":
             console.print(f"  {c.arm} against {c.baseline} (context, fewer samples): {figure}")
-    heads = [c for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"]
-    if heads:
-        smallest = format_percent(max(c.min_detectable for c in heads))
+    heads = [c.min_detectable for c in record.comparisons if c.quantity == "wall" and c.reason != "context arm"]
+    known = [effect for effect in heads if math.isfinite(effect)]  # of a single process nothing can be said
+    if known:
+        smallest = format_percent(max(known))
         console.print(f"  a true change of {smallest} would have been seen in four of five such runs")
     break_even = record.extra.get("break_even")
     if break_even:

@@ -146,8 +146,9 @@ def _assemble(found: _Parsed, path: Path) -> Mesh:
     if found.uvs and (corners[..., 1] >= 0).any():
         table = np.array([*found.uvs, [np.nan, np.nan]], np.float64)
         index = np.where(corners[..., 1] < 0, len(found.uvs), corners[..., 1])
-        if index.max() > len(found.uvs):
-            raise MeshFileError(str(path), f"a face names texture coordinate {index.max() + 1} of {len(found.uvs)}")
+        highest = int(corners[..., 1].max())
+        if highest >= len(found.uvs):  # one too many would stand for none
+            raise MeshFileError(str(path), f"a face names texture coordinate {highest + 1} of {len(found.uvs)}")
         uvs = table[index]
     materials = np.array(found.face_materials, np.int64)
     return Mesh(

@@ -18,10 +18,10 @@ from hotlap.base import events
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.base.events import Emit
+from hotlap.base.raised import first_line, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.alone import alone_in
 from hotlap.measure.process import freeze_error
-from hotlap.measure.worker import first_line, their_line
 from hotlap.records.codec import decode, encode
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from hotlap.base.errors import TargetError
 from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.engine.parts import Parts
 from hotlap.engine.split import micro_ranges, num_samples, take, to_device
@@ -49,8 +50,17 @@ def _evaluated(parts: Parts, model: nn.Module, should_stop: Callable[[], bool]) 
     data: Any = parts.held_out
     if parts.evaluation.bad_samples:
         data = Subset(data, [i for i in range(len(data)) if i not in parts.evaluation.bad_samples])
-    scores = parts.workload.metrics(model, data, parts.device)
-    return {"loss": loss, **{name: float(value) for name, value in scores.items()}}
+    return {"loss": loss, **_checked(parts.workload.metrics(model, data, parts.device), parts.workload.name)}
+
+
+def _checked(scores: Any, name: str) -> dict[str, float]:
+    """The scores as numbers, if they are some."""
+    try:
+        return {str(key): float(value) for key, value in scores.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TargetError(
+            f"metrics() of {name!r} returned {str(scores)[:80]!r}", expected="a dict of names to numbers"
+        ) from error
 
 
 def _mean_loss(parts: Parts, model: nn.Module, should_stop: Callable[[], bool]) -> float | None:

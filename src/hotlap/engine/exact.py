@@ -32,6 +32,17 @@ Loss = Callable[[nn.Module, Batch], "tuple[Tensor, Tensor | int]"]
 Say = Callable[[str], None]
 
 
+def _check_settings(micro: int | None, precision: str, clip_norm: float | None, recompute: str) -> None:
+    if micro is not None and micro < 1:
+        raise UsageError(f"micro = {micro}", expected="at least one sample")
+    if precision not in _AUTOCAST:
+        raise UsageError(f"precision = {precision!r}", expected=", ".join(_AUTOCAST))
+    if clip_norm is not None and not clip_norm > 0:  # torch would turn gradients round
+        raise UsageError(f"clip_norm = {clip_norm}", expected="a positive length")
+    if recompute not in ("auto", "on", "off"):
+        raise UsageError(f"recompute = {recompute!r}", expected="auto, on or off")
+
+
 class ExactStep:
     """A training step that gives the same result for every split, and splits further instead of failing.
 
@@ -67,12 +78,7 @@ class ExactStep:
         last step before giving up. ``regrow_after`` quiet steps, a micro-batch twice as large is tried again.
         ``graph`` records the passes over parts of the usual sizes as CUDA graphs and replays them.
         """
-        if micro is not None and micro < 1:
-            raise UsageError(f"micro = {micro}", expected="at least one sample")
-        if precision not in _AUTOCAST:
-            raise UsageError(f"precision = {precision!r}", expected=", ".join(_AUTOCAST))
-        if recompute not in ("auto", "on", "off"):
-            raise UsageError(f"recompute = {recompute!r}", expected="auto, on or off")
+        _check_settings(micro, precision, clip_norm, recompute)
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.precision, self.clip_norm, self.separable, self.team = precision, clip_norm, separable, team

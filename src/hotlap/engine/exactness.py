@@ -73,7 +73,7 @@ def _batch_norm(named: _Named) -> Inexact | None:
         "BatchNorm in training mode",
         [n for n, m in named if isinstance(m, _BatchNorm) and m.training and not isinstance(m, nn.SyncBatchNorm)],
         "it normalises over the micro-batch, so splitting changes the result a little",
-        "For exact splits use GroupNorm or freeze it with .eval(); unsplit steps are exact",
+        "For exact splits use GroupNorm, or give the model a train() that leaves it in eval(); unsplit steps are exact",
     )
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, get_worker_info
 
 from hotlap.base.errors import DataError, HotlapError
+from hotlap.base.raised import their_line
 from hotlap.device.host_random import HostRandom, derived_seed, kept_host_random, seed_host
 from hotlap.engine.loader_death import explain_death
 from hotlap.engine.packed import Packed, pack
@@ -162,8 +163,7 @@ def _failed(ticket: Ticket, doing: str, error: Exception, remedy: str) -> Facts:
     if isinstance(error, HotlapError):
         frozen = {**freeze_error(error), "what": f"{doing}: {error.what}"}
     else:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{doing} raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        said = f"{doing} raised {type(error).__name__}: {error} {their_line(error)}"
         frozen = freeze_error(DataError(said, remedy=remedy))
     return Facts(ticket=ticket, failure=frozen, trace="".join(traceback.format_exception(error)))
 

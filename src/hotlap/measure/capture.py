@@ -60,6 +60,8 @@ class Call:
     """The dimensions of each input that grow with the batch, where a second call has told."""
     is_plain: bool = False
     """Nothing but tensors by position and one tensor back, so that a call needs no taking apart."""
+    predicted: int | None = None
+    """Which of the outputs ``predict`` gave on as it was."""
 
     def output_names(self) -> list[str]:
         return ["output"] if len(self.outputs) == 1 else [f"output_{i}" for i in range(len(self.outputs))]
@@ -98,7 +100,7 @@ def capture(workload: Workload, model: nn.Module, batch: Batch) -> Call:
     hook = model.register_forward_hook(watch, with_kwargs=True)
     try:
         with torch.no_grad():
-            workload.predict(model, batch)
+            answer = workload.predict(model, batch)
     finally:
         hook.remove()
     if not seen:
@@ -113,7 +115,8 @@ def capture(workload: Workload, model: nn.Module, batch: Batch) -> Call:
     _check_plain(returned, outputs, f"{type(model).__name__} returns")
     args, kwargs = given
     plain = isinstance(out, Tensor) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
-    return Call(pattern, tensors, _names(model, given), returned, outputs, is_plain=plain)
+    predicted = next((place for place, tensor in enumerate(outputs) if tensor is answer), None)
+    return Call(pattern, tensors, _names(model, given), returned, outputs, is_plain=plain, predicted=predicted)
 
 
 def _check_plain(pattern: Pattern, tensors: list[Tensor], what: str) -> None:

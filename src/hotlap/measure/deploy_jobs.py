@@ -15,6 +15,7 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Call, capture, with_dynamic_batch
 from hotlap.measure.deploy_files import Made, Reloaded, TensorInfo, file_info
 from hotlap.measure.deployed import load_form, make_form, require
+from hotlap.measure.every_output import output_checks
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.jobs import workload_of
 from hotlap.measure.process import Listen
@@ -85,7 +86,10 @@ def reload(job: dict[str, Any], listen: Listen) -> Reloaded:
     for done, size in enumerate(job["sizes"], start=1):
         listen(f"gate {spec.name} at batch {size}", done, 1 + len(job["sizes"]))
         keeper = GateKeeper(workload, mode="infer", batch=size, steps=1, seed=job["seed"], files={spec.name: file})
-        gates.append(keeper.judge(spec))
+        gate = keeper.judge(spec)
+        more = output_checks(workload, spec, batch=size, seed=job["seed"], file=file)
+        passed = gate.passed and all(check.passed for check in more)
+        gates.append(dataclasses.replace(gate, checks=[*gate.checks, *more], passed=passed))
     return Reloaded(load_s=load_s, gate=_merged(gates, job["sizes"]))
 
 

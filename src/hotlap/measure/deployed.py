@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import EnvironmentUnusable, TargetError
+from hotlap.base.errors import EnvironmentUnusable, HotlapError, TargetError
 from hotlap.device.memory import is_out_of_memory
 from hotlap.device.precision import older_switches_agree
 from hotlap.measure.arms import ArmSpec
@@ -170,7 +170,18 @@ _MAKERS: dict[str, Callable[[FlatModel, Call, Path], None]] = {
 
 
 def load_form(file: Path, spec: ArmSpec, call: Call) -> Runner:
-    """The form in ``file``, ready to run on the arm's device."""
+    """The form in ``file``, ready to run on the arm's device; what a runtime raises becomes a TargetError."""
+    try:
+        return _read_form(file, spec, call)
+    except HotlapError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise TargetError(f"{spec.form} was written, but cannot be read back: {_reason(error)}") from error
+
+
+def _read_form(file: Path, spec: ArmSpec, call: Call) -> Runner:
     if spec.form == "onnx":
         from hotlap.measure.onnx_runner import OnnxRunner
 

@@ -64,6 +64,8 @@ class Description:
     """Some transposed convolution's stride is its kernel."""
     has_lost_biases: bool = False
     """Some BatchNorm takes away the bias of the convolution before it."""
+    other_weights: list[str] = field(default_factory=list)
+    """Floating-point types of its parameters beside float32."""
     num_samples: int | None = None
     """Of the training data; None where there is none, or it was not asked for."""
     can_keep_memory: bool = False
@@ -154,6 +156,9 @@ def describe(job: Job, listen: Listen) -> Description:
         has_odd_channels=bool(odd_convolutions(model)),
         has_block_convolutions=bool(block_convolutions(model)),
         has_lost_biases=bool(biases_lost(model)),
+        other_weights=sorted(
+            {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()} - {"float32"}
+        ),
         num_samples=_num_samples(workload) if job.get("count_samples") else None,
         can_keep_memory=can_keep_memory(),
     )

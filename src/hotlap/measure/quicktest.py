@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, DeviceUnavailable, HotlapError
 from hotlap.base.format import format_bytes, format_count, format_number
+from hotlap.base.raised import first_line, their_line
 from hotlap.device.host import read_host
 from hotlap.device.layout import has_convolutions, lay_out
 from hotlap.device.memory import is_out_of_memory
@@ -343,9 +344,7 @@ def explain_step(error: Exception, batch: int) -> tuple[str, str]:
         return error.what, " ".join(
             filter(None, [f"Expected {error.expected}." if error.expected else "", error.remedy])
         )
-    first = next(iter(str(error).strip().splitlines()), "")
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    told = f"{type(error).__name__}: {first} ({frame.filename}:{frame.lineno})"
+    told = f"{type(error).__name__}: {first_line(error)} {their_line(error)}"
     if is_out_of_memory(error):
         return told, f"Take a --batch smaller than {batch}, or a smaller model"
     return told, "Run this step by hand in Python to see the whole trace"

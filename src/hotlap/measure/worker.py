@@ -10,12 +10,11 @@ import os
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
-import hotlap
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
+from hotlap.base.raised import first_line, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.gate import IN_FLOAT64
 from hotlap.measure.jobs import find_job
@@ -73,27 +72,12 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     )
 
 
-def their_line(error: Exception) -> str:
-    """The last line of the user's code, or of a library's, that an exception passed: not one of ours or of torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    foreign = [Path(hotlap.__file__).parent]
-    foreign += [Path(sys.modules["torch"].__file__ or "").parent] if "torch" in sys.modules else []
-    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
-    frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
-    return f"({frame.filename}:{frame.lineno})"
-
-
 def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:
     where = f" on arm {arm!r}" if arm else ""
     return OutOfMemory(
         f"batch = {batch} does not fit in memory{where}: {first_line(error)}",
         remedy="Take a smaller --batch, a half-precision arm such as cuda:bf16, or a smaller input",
     )
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 if __name__ == "__main__":

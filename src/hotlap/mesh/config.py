@@ -43,7 +43,7 @@ class ViewsConfig:
     format: Literal["jpeg", "png"] = "jpeg"
     """How pictures are kept: jpeg at quality 95, or png without loss and about three times as large."""
     sheet: int = 8
-    """Objects shown in sheet.png, 8 views each; 0 for no sheet."""
+    """Objects shown in sheet.png, up to 8 views each; 0 for no sheet."""
     seed: int = 0
     """Decides cameras and points."""
     workers: int | None = None

@@ -224,10 +224,10 @@ def draw_cameras(config: ViewsConfig, chance: torch.Generator) -> Tensor:  # [vi
     return make_rows(azimuth, elevation, distance)
 
 
-def contact_sheet(objects: list[ViewedObject]) -> Tensor:  # [rows * 224, 8 * 224, 3] uint8
-    """Some views of each object in a row."""
-    rows = []
+def contact_sheet(objects: list[ViewedObject]) -> Tensor:  # [rows * 224, columns * 224, 3] uint8
+    """Some views of each object in a row, each of them once where all have as many."""
+    columns, rows = min(SHEET_VIEWS, max(len(thing.pictures) for thing in objects)), []
     for thing in objects:
-        chosen = torch.linspace(0, len(thing.pictures) - 1, SHEET_VIEWS).round().long().tolist()
+        chosen = torch.linspace(0, len(thing.pictures) - 1, columns).round().long().tolist()
         rows.append(torch.cat([thing.picture(number) for number in chosen], 2))
     return torch.cat(rows, 1).permute(1, 2, 0).contiguous()

@@ -93,7 +93,7 @@ def run_folder(root: Path, name: str) -> Path:
 
 def folder_name(name: str) -> str:
     """What a run's name becomes as a folder's."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

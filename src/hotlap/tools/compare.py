@@ -11,6 +11,7 @@ from hotlap.base import events, stats
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, ConfigError, RecordError, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_error, format_percent, format_ratio
+from hotlap.measure.arms import parse_arm
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Comparison, GateCheck, Verdict
 from hotlap.records.run import RunRecord, begin, load_record, now, resolve_run, run_folder, save
@@ -45,6 +46,8 @@ class CompareConfig:
 def compare(config: CompareConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
     """The comparison of two records, arm by arm."""
     before, after = (load_record(resolve_run(text, config.runs)) for text in config.records)
+    if config.arm is not None and config.arm not in {arm.name for arm in before.arms}:
+        config = dataclasses.replace(config, arm=parse_arm(config.arm).name)  # as a bench takes it, in any order
     notes = _check_alike(before, after, config.force) + _note_missing(before, after)
     for text in notes:
         emit(events.warn(text))
@@ -131,9 +134,11 @@ def _common_arms(before: RunRecord, after: RunRecord, config: CompareConfig, *, 
                 expected=", ".join(name for name in timed(before) if name in timed(after)) or "a common arm",
             )
     elif not arms and not may_be_none:
+        one, two = ({sample.quantity for sample in record.measurements} for record in (before, after))
+        names = [", ".join(arm.name for arm in record.arms) or "none" for record in (before, after)]
         raise RecordError(
-            f"the records share no arm with {config.quantity!r} samples",
-            expected=f"one of {timed(before)} in both; the second has {timed(after)}",
+            f"the records share no arm with {config.quantity!r} samples: one has {names[0]}, the other {names[1]}",
+            expected=f"an arm that both have, and one of the quantities {', '.join(sorted(one & two)) or '(none)'}",
         )
     return arms
 

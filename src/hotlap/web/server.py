@@ -81,6 +81,8 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
         server.run(sockets=[door])
     finally:
         store.close()
+    if service.refused is not None:
+        raise service.refused
     return _summary(service)
 
 

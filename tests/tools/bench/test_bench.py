@@ -43,6 +43,12 @@ class Base(Workload):
     def loss(self, model, batch):
         return self.predict(model, batch).square().sum(), len(batch)
 
+class Double(Base):
+    def build_model(self):
+        return super().build_model().double()
+    def predict(self, model, batch):
+        return model(batch.double())
+
 class Big(Base):
     def make_batch(self, n, device, generator):
         if n > 100:
@@ -373,6 +379,14 @@ def test_the_winner_of_the_race_keeps_the_baseline_where_it_was(arms, chosen, af
     Half.arms = [parse_arm(name) for name in arms]
     run_module._Run._replace_tuned(Half, parse_arm(chosen))
     assert [a.name for a in Half.arms] == after
+
+
+@pytest.mark.parametrize(("target", "told"), [("Double", ["'fp32' means float64 for them"]), ("Base", [])])
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_weights_that_are_not_float32_are_told(target, told):
+    record = bench(config(target, arms=("cpu",), processes=1, memory=False))
+    found = [note for note in record.notes if "which no arm casts" in note]
+    assert len(found) == len(told) and all(words in note for words, note in zip(told, found, strict=True))
 
 
 def test_a_preview_tells_the_plan_and_writes_nothing(folder, jobs_in_process):

@@ -65,6 +65,11 @@ def test_a_lap_runs_its_stages_in_order_and_points_to_their_records(tmp_path):
     assert any("stage 4 of 7, tune: " in event.text and "budget left" in event.text for event in told)
 
 
+def test_the_code_to_paste_calls_a_model_with_as_many_inputs_as_the_lap_did(tmp_path):
+    assert "model(inputs)" in lap_of(go(tmp_path / "one", input=("3x8x8",))).paste
+    assert "model(*inputs)" in lap_of(go(tmp_path / "two", input=("8:int64:9", "8:bool"))).paste
+
+
 def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path):
     before, batch, after = lap_of(go(tmp_path)).table
     assert [(row.role, row.arm, row.batch) for row in (before, batch, after)] == [

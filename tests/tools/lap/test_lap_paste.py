@@ -60,9 +60,9 @@ def same_threads():
     torch.set_num_threads(before)
 
 
-def pasted(arm, mode="train"):
+def pasted(arm, mode="train", **about):
     space: dict = {}
-    exec(compile(paste_of(parse_arm(arm), 8, mode), arm, "exec"), space)
+    exec(compile(paste_of(parse_arm(arm), 8, mode, **about), arm, "exec"), space)
     return space
 
 
@@ -114,6 +114,55 @@ def test_pasted_inference_gives_the_outputs_of_the_arm(device, plain_float32):
     got = space["predict"](model, session.batches[0][0])
     assert got.dtype == torch.bfloat16 and not model.training
     torch.testing.assert_close(got, session.infer_on(session.batches[0]), rtol=1e-2, atol=1e-2)
+
+
+class Added(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x, shift):
+        return self.norm(self.conv(x)).mean((2, 3)) + shift
+
+
+class TwoInputs(Pictures):
+    def build_model(self):
+        return Added()
+
+    def make_batch(self, n, device, generator):
+        x, shift = torch.randn(n, 2, 6, 6, generator=generator), torch.randn(n, 3, generator=generator)
+        return x.to(device), shift.to(device), torch.ones(n, 3).to(device)
+
+    def predict(self, model, batch):
+        return model(*batch[:-1])
+
+    def loss(self, model, batch):
+        return (self.predict(model, batch) - batch[-1]).square().sum(), batch[0].shape[0]
+
+
+def test_pasted_code_calls_a_model_with_all_of_its_inputs(device, plain_float32):
+    arm = f"{device.type}:bf16+channels_last"
+    session, space = (
+        Session(TwoInputs(), parse_arm(arm), mode="train", batch=8, seed=0),
+        pasted(arm, several=True),
+    )
+    seed_everything(0)
+    model = space["prepare"](Added())
+    optimizer = TwoInputs().optimizer(model)
+    for batch in session.batches[:2]:
+        session.train_on(batch)
+        space["train_step"](model, optimizer, loss_of, *batch)
+    for mine, theirs in zip(weights(model), weights(session.plain_model), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    folded = f"{device.type}:folded"
+    session, space = (
+        Session(TwoInputs(), parse_arm(folded), mode="infer", batch=8, seed=0),
+        pasted(folded, "infer", several=True),
+    )
+    seed_everything(0)
+    *inputs, _ = session.batches[0]
+    model = space["prepare"](Added(), *(tensor[:2] for tensor in inputs))
+    torch.testing.assert_close(space["predict"](model, *inputs), session.infer_on(session.batches[0]))
 
 
 class Volumes(Pictures):
@@ -171,6 +220,7 @@ def test_pasted_folding_gives_the_outputs_of_the_arm(device, plain_float32):
 def test_code_for_a_card_is_whole_python_and_says_what_the_arm_does(arm, mode):
     spec, text = parse_arm(arm), paste_of(parse_arm(arm), 64, mode)
     compile(text, arm, "exec")
+    compile(paste_of(spec, 64, mode, several=True), arm, "exec")
     assert f"{spec.name} at batch 64" in text and "batch_size=64" in text
     assert f'fp32_precision = "{"tf32" if spec.precision == "tf32" else "ieee"}"' in text
     wanted = {

@@ -14,6 +14,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_count, format_list
 from hotlap.device.clocks import locked_clocks
 from hotlap.device.probe import require_cuda
 from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
@@ -82,7 +83,7 @@ def preview(config: BenchConfig) -> list[str]:
         f"baseline   {plan.arms[0].name}",
         *(f"arm        {spec.name}" for spec in plan.arms[1:]),
         *(f"context    {spec.name}" for spec in plan.context),
-        f"work       {config.processes} processes, each timing {len(plan.arms)} arms in turn, "
+        f"work       {config.processes} processes, each timing {format_count(len(plan.arms), 'arm')} in turn, "
         f"at least {config.repeats} iterations an arm, batch {config.batch or about.default_batch}"
         + ("" if config.step_seconds is None or config.batch else ", or smaller where its steps are long"),
     ]
@@ -134,6 +135,9 @@ class _Run:
         self.record = begin("bench", config.name or about.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [QUICK_GIVES_UP] if config.quick else []
+        if about.other_weights:
+            kinds = format_list(about.other_weights)
+            self.notes.append(f"The model has weights in {kinds}, which no arm casts: 'fp32' means {kinds} for them.")
         if len({spec.batch or self.batch for spec in self.arms}) > 1:
             self.notes.append("The arms have different batches; speed-ups are of samples a second, not of steps.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,7 @@ def doctor(
     context, so that a broken one cannot take the doctor down. Where the record cannot be written, the error that says
     so holds it.
     """
-    if config.timeout_s <= 0:
+    if not 0 < config.timeout_s < math.inf:
         raise ConfigError(f"timeout_s = {config.timeout_s:g} is not valid", expected="a number of seconds above 0")
     specs, broken = load_checks()
     chosen = select(specs, config.only, measure=config.measure)

@@ -72,12 +72,13 @@ def use_commands(config: LapConfig, arm: ArmSpec, *, has_card: bool) -> list[str
     return [shlex.join(["hotlap", "bench", *words, "--mode", "infer", "--arms", arms])]
 
 
-def paste_of(arm: ArmSpec, batch: int, mode: str, *, volumes: bool = False) -> str:
+def paste_of(arm: ArmSpec, batch: int, mode: str, *, volumes: bool = False, several: bool = False) -> str:
     """Python source with ``prepare(model)`` and ``train_step(...)`` or ``predict(...)``, as the arm ran.
 
-    ``volumes`` says that the model has 3-D convolutions, which have a memory format of their own.
+    ``volumes`` says that the model has 3-D convolutions, which have a memory format of their own, ``several`` that it
+    is called with more than one tensor.
     """
-    train = mode == "train"
+    train, star = mode == "train", "*" if several else ""
     layout = LAST[5 if volumes else 4]
     lines = [
         *_imports(arm),
@@ -87,13 +88,14 @@ def paste_of(arm: ArmSpec, batch: int, mode: str, *, volumes: bool = False) -> s
     ]
     lines += [_PADDED.rstrip()] if arm.padded and not arm.unbiased else []
     lines += ["", _SHUFFLED.rstrip()] if arm.shuffled else []
-    lines += ["", "", *_place(arm, layout), "", "", *_prepare(arm, train, layout), "", ""]
-    lines += _train_step(arm) if train else _predict(arm)
+    lines += ["", "", *_place(arm, layout), "", "", *_prepare(arm, train, layout, star), "", ""]
+    lines += _train_step(arm, star) if train else _predict(arm, star)
     text = "\n".join(lines) + "\n"
     if not arm.graph:
         return text
-    use = "step = record(functools.partial(train_step, model, optimizer, loss_of), inputs, targets)"
-    return f"{text}\n{_RECORD}\n\n# {use if train else 'run = record(functools.partial(predict, model), inputs)'}\n"
+    use = f"step = record(functools.partial(train_step, model, optimizer, loss_of), {star}inputs, targets)"
+    run = f"run = record(functools.partial(predict, model), {star}inputs)"
+    return f"{text}\n{_RECORD}\n\n# {use if train else run}\n"
 
 
 def _imports(arm: ArmSpec) -> Iterator[str]:
@@ -133,9 +135,9 @@ def _switches(arm: ArmSpec, train: bool) -> Iterator[str]:
         yield 'scaler = torch.amp.GradScaler("cuda")'
 
 
-def _prepare(arm: ArmSpec, train: bool, layout: str) -> Iterator[str]:
+def _prepare(arm: ArmSpec, train: bool, layout: str, star: str) -> Iterator[str]:
     if arm.folded:
-        yield "def prepare(model, example):"
+        yield f"def prepare(model, {star}example):"
         yield '    """The model as it ran; two samples as ``example`` show which norm follows which convolution."""'
     else:
         yield "def prepare(model):"
@@ -161,7 +163,7 @@ def _prepare(arm: ArmSpec, train: bool, layout: str) -> Iterator[str]:
     order = f", memory_format=torch.{layout}" if arm.channels_last else ""
     yield f"    model = model.to(device{order}).{'train' if train else 'eval'}()"
     if arm.folded:
-        yield from _fold(arm)
+        yield from _fold(arm, star)
     if arm.compile:
         mode = "" if arm.compile == "default" else f'mode="{arm.compile}", '
         yield f"    return torch.compile(model, {mode}dynamic=False)"
@@ -183,12 +185,12 @@ def _shuffle() -> Iterator[str]:
     yield "            layer.__class__ = ShuffledConvTranspose2d"
 
 
-def _fold(arm: ArmSpec) -> Iterator[str]:
+def _fold(arm: ArmSpec, star: str) -> Iterator[str]:
     inside, dtype = _with(arm), _DTYPES.get(arm.precision)
     yield "    def run():"
     if inside:
         yield f"    {inside}"
-    yield f"        {'    ' if inside else ''}model(place(example))"
+    yield f"        {'    ' if inside else ''}model({_placed('example', star)})"
     yield ""
     yield f"    fold_norms(model, run{f', {dtype}' if dtype else ''})"
 
@@ -217,14 +219,23 @@ def _with(arm: ArmSpec) -> str:
     return f"    with {', '.join(parts)}:" if parts else ""
 
 
-def _train_step(arm: ArmSpec) -> Iterator[str]:
-    yield "def train_step(model, optimizer, loss_of, inputs, targets):"
-    yield "    inputs, targets = place(inputs), place(targets)"
+def _placed(tensors: str, star: str) -> str:
+    """The arguments of a call of the model."""
+    return f"*map(place, {tensors})" if star else f"place({tensors})"
+
+
+def _train_step(arm: ArmSpec, star: str) -> Iterator[str]:
+    if star:
+        yield "def train_step(model, optimizer, loss_of, *batch):  # the model's inputs in order, then the targets"
+        yield "    *inputs, targets = map(place, batch)"
+    else:
+        yield "def train_step(model, optimizer, loss_of, inputs, targets):"
+        yield "    inputs, targets = place(inputs), place(targets)"
     yield "    optimizer.zero_grad(set_to_none=True)"
     inside = _with(arm)
     if inside:
         yield inside
-    yield ("    " if inside else "") + "    loss = loss_of(model(inputs), targets)"
+    yield ("    " if inside else "") + f"    loss = loss_of(model({star}inputs), targets)"
     if arm.precision == "fp16":
         yield "    scaler.scale(loss).backward()"
         yield "    scaler.step(optimizer)"
@@ -235,10 +246,10 @@ def _train_step(arm: ArmSpec) -> Iterator[str]:
     yield "    return loss.detach()"
 
 
-def _predict(arm: ArmSpec) -> Iterator[str]:
+def _predict(arm: ArmSpec, star: str) -> Iterator[str]:
     yield "@torch.inference_mode()"
-    yield "def predict(model, inputs):"
+    yield f"def predict(model, {star}inputs):"
     inside = _with(arm)
     if inside:
         yield inside
-    yield ("    " if inside else "") + "    return model(place(inputs))"
+    yield ("    " if inside else "") + f"    return model({_placed('inputs', star)})"

@@ -13,6 +13,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError
 from hotlap.base.events import Emit, Event, ignore
 from hotlap.base.format import format_list, format_s
+from hotlap.measure.arms import ArmSpec
 from hotlap.measure.nursery import COMPILERS, Nursery
 from hotlap.measure.process import lent
 from hotlap.records.codec import encode
@@ -209,12 +210,16 @@ class _Run:
             tuned_batch=winner[1] if winner else None,
             table=table_rows(found) if baseline else [],
             advice=advice_rows(found),
-            paste=paste_of(*winner, self.config.mode, volumes=_has_volumes(found)) if winner and is_measured else "",
+            paste=self._paste(*winner) if winner and is_measured else "",
             commands=use_commands(self.config, winner[0], has_card=bool(self.record.environment.gpus))
             if winner and is_measured
             else [],
             profile=_profile_path(found),
         )
+
+    def _paste(self, arm: ArmSpec, batch: int) -> str:
+        volumes, several = _has_volumes(self.round), len(self.config.input) > 1
+        return paste_of(arm, batch, self.config.mode, volumes=volumes, several=several)
 
     def _report(self) -> None:
         """Draws the page from the finished record; a failure leaves the record as it is and is told."""

@@ -59,10 +59,10 @@ def report_files(config: ReportConfig, emit: Emit = ignore) -> dict[str, Path]:
         )
     check_formats(config.formats, config.pdf_engine)
     records: list[RunRecord] = []
-    emit(start("report", len(config.records)))
-    for place, text in enumerate(config.records):
+    emit(start("report", None))
+    for text in config.records:
+        emit(advance("report", len(records), None, f"reading {text}"))
         records.append(load_record(resolve_run(text, config.runs)))
-        emit(advance("report", place + 1, len(config.records), text))
     out = config.out or Path(records[0].path).parent / "report"
     files = write_report(records, out, config.formats, title=config.title, pdf_engine=config.pdf_engine, emit=emit)
     emit(finish("report"))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import ConfigError
 from hotlap.base.settings import require_least
+
+LONGEST_S = 86400.0
+"""The longest deadline of a request: a day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +24,7 @@ class ServeConfig:
     weights: tuple[str, ...] = ()
     """Trained weights, as NAME=FILE; a model without is served with fresh ones, good for load tests only."""
     input: tuple[str, ...] = ()
-    """Shapes of a plain module's inputs, as 3x224x224."""
+    """Shapes of a plain module's inputs, as 3x224x224; of one model among several as NAME=3x224x224."""
     workload: dict[str, Any] = field(default_factory=dict)
     """Options of the target's factory, with --set workload.width=16."""
     device: tuple[str, ...] = ("auto",)
@@ -62,8 +67,10 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         for name in ("queue_rows", "deadline_s", "max_body_mb", "max_files", "threads", "drain_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)!r}", expected="more than 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}", expected="more than 0, and finite")
+        if self.deadline_s > LONGEST_S:
+            raise ConfigError(f"deadline_s = {self.deadline_s:g}", expected=f"at most {LONGEST_S:g}")
         if self.desks is not None and not 0 <= self.desks <= 256:
             raise ConfigError(f"desks = {self.desks}", expected="0 to 256")
         require_least(self, batch=1)
@@ -75,6 +82,11 @@ class ServeConfig:
             raise ConfigError(
                 f"host = {self.host!r} can be reached by others, and no token is set",
                 remedy="Set HOTLAP_TOKEN to a long random text, or listen on 127.0.0.1",
+            )
+        wrong = [origin for origin in self.cors if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin)]
+        if wrong:  # browsers send an origin without a path, so that another would never be met
+            raise ConfigError(
+                f"cors = {wrong[0]!r} is no origin", expected="scheme and host alone, as https://lab.example"
             )
         if "*" in self.cors and not self.token:
             raise ConfigError("cors = '*' lets every page of every site call, and no token is set",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hotlap.device.host import read_host
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.servable import ModelSpec, Servable
 from hotlap.records.tuned import ProfileStore
-from hotlap.targets import SERVABLES
+from hotlap.targets import SERVABLES, check_name
 from hotlap.tools.serve.config import ServeConfig
 from hotlap.tools.serve.desk import ProcessDesks
 from hotlap.tools.serve.runner import ChildRunner
@@ -47,13 +48,26 @@ def plan_devices(wanted: Sequence[str]) -> list[str]:
 
 def plan_models(config: ServeConfig, device: str, emit: Emit, store: ProfileStore | None = None) -> list[ModelSpec]:
     """The models with the batch and arm of their tuned profiles; what was found, stale or missing is said."""
+    return [_plan(config, spec, device, emit, store) for spec in named_models(config)]
+
+
+def named_models(config: ServeConfig) -> list[ModelSpec]:
+    """The models as they were named, with what belongs to each; a name that stands for nothing is refused."""
     named = dict(_name_and_target(text) for text in config.models)
     if not config.models:
         raise UsageError("no model to serve was named", remedy="Name one, as in 'hotlap serve unet'")
     if len(named) < len(config.models):
         raise UsageError(f"models = {','.join(config.models)!r} names one twice", remedy="Use NAME=TARGET")
-    weights = _weights(config.weights, named)
-    return [_plan(config, name, target, weights.get(name, ""), device, emit, store) for name, target in named.items()]
+    for target in named.values():
+        check_name(target)
+    weights, inputs = _weights(config.weights, named), _inputs(config.input, named)
+    return [
+        ModelSpec(
+            name=name, target=target, options=config.workload, inputs=inputs[name], weights=weights.get(name, ""),
+            arm=config.arm, rows=config.batch or 0,
+        )
+        for name, target in named.items()
+    ]  # fmt: skip
 
 
 def _name_and_target(text: str) -> tuple[str, str]:
@@ -81,26 +95,31 @@ def _weights(given: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _plan(
-    config: ServeConfig, name: str, target: str, weights: str, device: str, emit: Emit, store: ProfileStore | None
-) -> ModelSpec:
-    if not weights:
+def _inputs(given: Sequence[str], named: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The inputs of each model: its own, given as NAME=SHAPE; without any, those that are given for all."""
+    own: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        name, equals, shape = text.partition("=")
+        if equals and name not in named:
+            raise UsageError(f"input {text!r} is for no model that is served", remedy=did_you_mean(name, named))
+        key, shape = (name, shape) if equals else ("", text)
+        own[key] = (*own.get(key, ()), shape)
+    return {name: own.get(name, own.get("", ())) for name in named}
+
+
+def _plan(config: ServeConfig, spec: ModelSpec, device: str, emit: Emit, store: ProfileStore | None) -> ModelSpec:
+    name, target = spec.name, spec.target
+    if not spec.weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
-    arm, rows = config.arm, config.batch or 0
-    if config.tuned and not arm:
-        question = Question(
-            target=target, mode="infer", options=config.workload, inputs=list(config.input), device=device
-        )
-        profile, lines = stored_profile(question, emit, store)
-        if profile is not None:
-            arm, rows = profile.arm, config.batch or profile.batch
-        elif not lines:
-            emit(
-                events.note(f"Model {name!r} was never tuned here. 'hotlap tune {target} --for infer' finds its batch.")
-            )
-    return ModelSpec(
-        name=name, target=target, options=config.workload, inputs=config.input, weights=weights, arm=arm, rows=rows
-    )  # fmt: skip
+    if not config.tuned or spec.arm:
+        return spec
+    question = Question(target=target, mode="infer", options=spec.options, inputs=list(spec.inputs), device=device)
+    profile, lines = stored_profile(question, emit, store)
+    if profile is not None:
+        return dataclasses.replace(spec, arm=profile.arm, rows=spec.rows or profile.batch)
+    if not lines:
+        emit(events.note(f"Model {name!r} was never tuned here. 'hotlap tune {target} --for infer' finds its batch."))
+    return spec
 
 
 def build_service(config: ServeConfig, emit: Emit, store: ProfileStore | None = None) -> Service:

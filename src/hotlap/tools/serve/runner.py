@@ -18,7 +18,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, WorkerDied
+from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, TargetError, WorkerDied
+from hotlap.base.raised import first_line, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.passing import receive, send
 from hotlap.measure.process import freeze_error, revive_error
@@ -56,7 +57,7 @@ class LocalRunner:
         self._loaded: dict[str, Loaded] = {}
 
     def start(self) -> dict[str, Signature]:
-        self._loaded = {name: servable.load(self.device) for name, servable in self._servables.items()}
+        self._loaded = {name: _load(name, servable, self.device) for name, servable in self._servables.items()}
         return {name: loaded.signature for name, loaded in self._loaded.items()}
 
     def begin(self, model: str, parts: Sequence[Rows]) -> Future[Rows]:
@@ -75,6 +76,17 @@ class LocalRunner:
 
     def stop(self) -> None:
         self._loaded = {}
+
+
+def _load(name: str, servable: Servable, device: str) -> Loaded:
+    """The model on its device; what its own code raises there is told with its line."""
+    try:
+        return servable.load(device)
+    except Exception as error:
+        if isinstance(error, HotlapError) or is_out_of_memory(error) or _is_beyond_repair(error):
+            raise
+        said = f"{type(error).__name__} while it was loaded: {first_line(error)} {their_line(error)}"
+        raise TargetError(f"model {name!r} raised {said}", remedy="Call it by hand in Python until it works") from error
 
 
 def _unheard(model: str, seconds: float) -> None:
@@ -308,5 +320,4 @@ def told_error(error: Exception, device: str) -> HotlapError:
     """An error of ours for whatever was raised."""
     if isinstance(error, HotlapError):
         return error
-    said = (str(error).strip().splitlines() or [""])[0]
-    return EnvironmentUnusable(f"a model on {device!r} raised {type(error).__name__}: {said}")
+    return EnvironmentUnusable(f"a model on {device!r} raised {type(error).__name__}: {first_line(error)}")

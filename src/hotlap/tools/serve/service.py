@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import HotlapError, ShapeError, UnknownName, UsageError, did_you_mean
 from hotlap.measure.servable import TENSORS, Decoded, FileAnswer, Rows, Servable, Signature
+from hotlap.tools.serve.config import LONGEST_S
 from hotlap.tools.serve.counters import Counters, Labels
 from hotlap.tools.serve.desk import Desk, LocalDesk
 from hotlap.tools.serve.line import Clock, Line, LineSettings, Ticket
@@ -136,6 +137,11 @@ class Service:
         return self._desk_failed or (lost[0] if len(lost) == len(self.workers) else "")
 
     @property
+    def refused(self) -> UsageError | None:
+        """What is wrong with the models themselves, where nothing can be served because of it."""
+        return next((worker.refused for worker in self.workers if worker.refused), None) if self.failed else None
+
+    @property
     def is_ready(self) -> bool:
         staying = not (self.leaving or self.draining)
         return staying and self._desk_ready and any(worker.state == "ready" for worker in self.workers)
@@ -235,8 +241,8 @@ class Service:
     async def _request(self, model: str, deadline_s: float | None) -> AsyncIterator[float]:
         """Counts a request in and out; gives its deadline. A flood is refused here, before anything is decoded."""
         allowed_s = self.settings.deadline_s if deadline_s is None else deadline_s
-        if not 0 < allowed_s <= 86400:
-            raise UsageError(f"deadline = {allowed_s:g} s", expected="more than 0 and at most 86400 seconds")
+        if not 0 < allowed_s <= LONGEST_S:
+            raise UsageError(f"deadline = {allowed_s:g} s", expected=f"more than 0 and at most {LONGEST_S:g} seconds")
         if self.draining:
             raise ShuttingDown
         entry, began, ended = self._models[model], self._clock(), "error"

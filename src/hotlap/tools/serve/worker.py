@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from hotlap.base.errors import HotlapError, OutOfMemory, WorkerDied
+from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
 from hotlap.measure.servable import Rows, Signature
 from hotlap.tools.serve.counters import Counters
 from hotlap.tools.serve.line import Clock, Line, Ticket, Turn
@@ -64,6 +64,8 @@ class DeviceWorker:
         self.device = runner.device
         self.state = "loading"
         """loading, ready, restarting, stopped, or 'failed: why'."""
+        self.refused: UsageError | None = None
+        """What is wrong with the models themselves, where that is why it failed."""
         self.signatures: dict[str, Signature] = {}
 
     @property
@@ -110,7 +112,8 @@ class DeviceWorker:
                 why = error.what
                 self._sleep(2.0**attempt)
             except Exception as error:  # noqa: BLE001 - a model may fail to load in any way; that is told, not retried
-                self._enter(f"failed: {error.what if isinstance(error, HotlapError) else error}")
+                self.refused = error if isinstance(error, UsageError) else None
+                self._enter(f"failed: {error}")
                 return False
             else:
                 self._enter("ready")

@@ -1,0 +1,27 @@
+"""What a user's code raised, in a line: what it said, and where in that code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+OURS = Path(__file__).parents[1]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or its name."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def their_line(error: BaseException) -> str:
+    """The last line of the user's code, or of a library's, that an exception passed: not one of ours or of torch."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"({error.filename}:{error.lineno})"  # no frame has run it
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [OURS]
+    foreign += [Path(sys.modules["torch"].__file__ or "").parent] if "torch" in sys.modules else []
+    theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
+    frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
+    return f"({frame.filename}:{frame.lineno})"
