@@ -12,7 +12,7 @@ from simulated import Machine
 from test_search import CARD
 
 from hotlap.base.events import Event, advance, warn
-from hotlap.cli.show_tune import TuneDoor, tune_table
+from hotlap.cli.show_tune import TuneDoor, show_tune, tune_table
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -243,3 +243,18 @@ def test_a_verdict_without_a_winner_says_what_was_missing():
     )
     assert isinstance(verdict, Verdict) and verdict.exit_code == 1
     assert verdict.headline == "no configuration of unet was found: no arm gives the right answer (outputs 3x off)"
+
+
+def test_the_table_of_a_search_that_ended_without_a_winner_marks_none():
+    """Every last run fails: nothing of the table will be chosen any more."""
+    row = Row(stage="scout", arm="cpu", batch=8, rung=0, wall_ms=[1.0])
+    gate = GateRow(arm="cpu", passed=True, error=0.1)
+    found = {"rows": encode([row]), "gates": encode([gate]), "winner": None, "spent_s": 1.0, "budget_s": 9.0}
+    done = dataclasses.replace(searched(Machine()), extra={"tune": found})
+    texts = {}
+    for status in ("complete", "interrupted"):
+        console = Console(width=120, force_terminal=False)
+        with console.capture() as text:
+            show_tune(dataclasses.replace(done, status=status), console)
+        texts[status] = text.get()
+    assert "best so far" in texts["interrupted"] and "best so far" not in texts["complete"]

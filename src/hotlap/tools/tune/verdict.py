@@ -109,16 +109,16 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     ends = Counter(row.status for row in rows)
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
-    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows)
+    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows, refused)
     told_of = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith(TOLD)]
     return lines + list(dict.fromkeys(told_of))
 
 
-def _failures(rows: Sequence[Row]) -> list[str]:
-    """Why arms did not run, each once, where the table's word does not say it: of memory there is no more to say."""
+def _failures(rows: Sequence[Row], refused: Mapping[str, str]) -> list[str]:
+    """Why arms did not run, each once, where no other word says it: of memory and refusals there is no more to say."""
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
-        if row.why and not row.ok and row.status not in MEMORY_DEATHS:
+        if row.why and not row.ok and row.status not in MEMORY_DEATHS and refused.get(str(row.config)) != row.why:
             first.setdefault((row.arm, row.status), row)
     told = [f"{row.config} {row.status}: {row.why}" for row in first.values()]
     more = [f"and {len(told) - MOST_FAILURES} more that did not run; the page has them"]
