@@ -342,7 +342,7 @@ def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
 def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatch):
     asked = []
 
-    def note(job, *, timeout_s, nursery, listen=None):
+    def note(job, *, nursery, **options):
         asked.append((job["job"], job.get("tail"), nursery))
         raise WorkerDied("it died")
 

@@ -16,6 +16,12 @@ SHARES = {"check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute
 
 A lead is checked early or not at all, see ``Search._check_lead``: what is left then belongs to what was not tried yet.
 """
+WARM_UP_SHARE = 0.05
+"""Of the whole budget that one trial may warm up for: where times never get steady, each takes all that it may."""
+GRACE_S = 60.0
+"""How long a trial that a search cannot do without may outlive the budget, and a gate say nothing."""
+GRACE_TIMES = 2.0
+"""What it is expected to cost so often, where that is longer: machines are busy, and a ragged tail compiles again."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -48,6 +54,10 @@ class Budget:
     def spent(self, lab: Spent) -> float:
         return spent(lab.rows, lab.gates)
 
+    def warm_up(self, seconds: float) -> float:
+        """Seconds that a trial may warm up for, of those it may at most."""
+        return min(seconds, WARM_UP_SHARE * self.seconds)
+
     def timed(self, rung: int) -> float:
         return float(self.rung_seconds * 3**rung)
 
@@ -69,6 +79,30 @@ class Budget:
         last = self.cost(lab.rows, config, 1) + self.fresh_s
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
         return max(spent / SHARES.get(stage, 1.0), spent + cost + last + gate)
+
+    def trial_life(self, lab: Spent, config: Config, rung: int, *, gate_batch: int, last: bool) -> float:
+        """Seconds after which a trial is ended for the budget's sake; the first that runs and the last get a grace."""
+        left = max(0.0, self.seconds - self.spent(lab))
+        expected = self.cost(lab.rows, config, rung)
+        if last:
+            known = [row.seconds for row in lab.rows if row.ok and row.config == config]
+            return left + _grace(max([expected, *known]) + self.fresh_s)
+        if not any(row.ok for row in lab.rows):  # what is known then is how long the gate took for a few samples
+            judged = sum(gate.seconds for gate in lab.gates.values()) * config.batch / gate_batch
+            return left + _grace(max(expected, judged))
+        return max(left, expected)
+
+    def gate_silence(self, lab: Spent, arms: Sequence[str], since: float) -> float:
+        """Seconds without a word after which the judgement of some arms is ended, begun ``since`` seconds ago.
+
+        It is never ended while it gets on: without it nothing can be chosen.
+        """
+        left = self.seconds - self.spent(lab) - since
+        return max(left, _grace(max(self.cost(lab.rows, Config(arm, 1), 0) for arm in arms)))
+
+
+def _grace(expected_s: float) -> float:
+    return max(GRACE_S, GRACE_TIMES * expected_s)
 
 
 def spent(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> float:
