@@ -12,10 +12,10 @@ from hotlap.measure.trial import TOLD
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
-from hotlap.tools.tune.contest import CLOSE
+from hotlap.tools.tune.contest import CLOSE, fell, process_noise
 from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimate, estimates
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner, or of one that came before it, whose last run put it behind another; a lap passes it on."""
@@ -76,7 +76,7 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
 
 
 def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
-    """Says why the table shows another right one well above the winner: the last run of one of them was slower."""
+    """Says why the table shows another right one well above the winner, or that the winner's last run belied it."""
     right = {name for name, gate in gates.items() if gate.passed}
     last = {row.config: row for row in rows if row.tail}
     died = {config for config, row in last.items() if not row.ok}  # which is told as a refusal
@@ -86,15 +86,24 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
     ranked = goal.order(known)
     first = max(ranked, key=lambda one: one.rate, default=winner)
     tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
-    if winner.rate >= tolerated * first.rate:
-        return []
+    own = last.get(winner.config)
     had = format_rate(first.rate)
-    if first.config in last:
+    if winner.rate >= tolerated * first.rate:
+        if own is None or not fell(winner, own, process_noise(rows)):
+            return []
+        before = [row for row in rows if row.config == winner.config and row is not own]
+        told = f"{OVERTAKEN}: {_rate_of([own])} after {_rate_of(before)}"
+    elif first.config in last:
         after = format_rate(last[first.config].samples_per_s or 0.0)
         told = f"{first.config} was passed over, for {OVERTAKEN}: {after} after {had}"
     else:
         told = f"{OVERTAKEN}; {first.config} had {had} in its own"
     return [f"{told}. Other work on this machine may be why: search again when it is idle"]
+
+
+def _rate_of(rows: Sequence[Row]) -> str:
+    found = estimate(rows)
+    return format_rate(found.rate if found else 0.0)
 
 
 def _cost_line(best: Estimate) -> str:
