@@ -77,6 +77,14 @@ def test_the_last_run_outlives_a_budget_that_is_spent(limits):
     assert limits == [pytest.approx(2 * (49.5 + 1.5 + 8.0))] and died.status == "ended by the budget"
 
 
+def test_a_second_last_run_is_not_asked_to_leave_room_for_a_third():
+    room = laboratory(Budget(seconds=50, rung_seconds=0.5))
+    room.rows = [row(5.0), row(32.0, batch=8)]
+    needed = room.budget.enough(room, Config("cpu", 4), 1, "confirm")
+    assert needed == pytest.approx(37.0 + (32.0 - 0.5) + 1.5 + 8.0)
+    assert needed < room.budget.enough(room, Config("cpu", 4), 1, "final")
+
+
 @pytest.mark.parametrize(("seconds", "warm_up"), [(10, 0.5), (60, 3.0), (300, 5.0)])
 def test_a_short_budget_is_not_spent_on_warming_up(monkeypatch, seconds, warm_up):
     asked = []

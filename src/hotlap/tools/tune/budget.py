@@ -75,8 +75,10 @@ class Budget:
     def enough(self, lab: Spent, config: Config, rung: int, stage: str) -> float:
         """Seconds that the whole budget must have for that."""
         spent = self.spent(lab)
-        cost = self.cost(lab.rows, config, rung)
         last = self.cost(lab.rows, config, 1) + self.fresh_s
+        if stage == "confirm":  # it is a last run itself
+            return spent + last
+        cost = self.cost(lab.rows, config, rung)
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
         return max(spent / SHARES.get(stage, 1.0), spent + cost + last + gate)
 
