@@ -12,7 +12,7 @@ from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.tuned import with_profile
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.fingerprint import Question, ask_key, on_device
 from hotlap.measure.process import run_job
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
@@ -69,7 +69,7 @@ def _find(config: TuneConfig) -> TunedProfile:
             f"no tuned profile of {config.target!r} for {config.mode} holds here{why}",
             remedy=f"'hotlap tune {config.target} --for {config.mode}' makes one",
         )
-    return found.profile
+    return on_device(found.profile, config.device)
 
 
 def _job(config: TuneConfig, profile: TunedProfile, emit: Emit) -> dict[str, Any]:
