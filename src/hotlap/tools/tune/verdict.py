@@ -87,23 +87,21 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
     first = max(ranked, key=lambda one: one.rate, default=winner)
     tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
     own = last.get(winner.config)
-    had = format_rate(first.rate)
     if winner.rate >= tolerated * first.rate:
         if own is None or not fell(winner, own, process_noise(rows)):
             return []
-        before = [row for row in rows if row.config == winner.config and row is not own]
-        told = f"{OVERTAKEN}: {_rate_of([own])} after {_rate_of(before)}"
+        told = f"{OVERTAKEN}: {_slowed(rows, own)}"
     elif first.config in last:
-        after = format_rate(last[first.config].samples_per_s or 0.0)
-        told = f"{first.config} was passed over, for {OVERTAKEN}: {after} after {had}"
+        told = f"{first.config} was passed over, for {OVERTAKEN}: {_slowed(rows, last[first.config])}"
     else:
-        told = f"{OVERTAKEN}; {first.config} had {had} in its own"
+        told = f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} in its own"
     return [f"{told}. Other work on this machine may be why: search again when it is idle"]
 
 
-def _rate_of(rows: Sequence[Row]) -> str:
-    found = estimate(rows)
-    return format_rate(found.rate if found else 0.0)
+def _slowed(rows: Sequence[Row], last: Row) -> str:
+    """The rate of a last run beside that of the trials before it."""
+    before = estimate([row for row in rows if row.config == last.config and row is not last])
+    return f"{format_rate(last.samples_per_s or 0.0)} after {format_rate(before.rate if before else 0.0)}"
 
 
 def _cost_line(best: Estimate) -> str:
