@@ -64,9 +64,9 @@ def _find(config: TuneConfig) -> TunedProfile:
     )
     found = ProfileStore().find(ask_key(question))
     if found.profile is None or found.stale:
-        why = f"; the one in {found.path} is stale: {'; '.join(found.stale)}" if found.profile else ""
+        why = [f"the one in {found.path} is stale: {'; '.join(found.stale)}"] if found.profile else []
         raise RecordError(
-            f"no tuned profile of {config.target!r} for {config.mode} holds here{why}",
+            "; ".join([f"no tuned profile of {config.target!r} for {config.mode} holds here", *why, *found.broken]),
             remedy=f"'hotlap tune {config.target} --for {config.mode}' makes one",
         )
     return on_device(found.profile, config.device)
