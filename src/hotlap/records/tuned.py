@@ -21,6 +21,7 @@ from typing import Any
 
 from hotlap.base.errors import EnvironmentUnusable, RecordError, StorageError
 from hotlap.base.format import format_bytes
+from hotlap.base.homes import config_home
 from hotlap.records.codec import decode, encode
 from hotlap.records.run import write_atomic
 
@@ -192,8 +193,7 @@ class ProfileStore:
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    base = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hotlap" / "tuned"
+    return config_home(environ) / "hotlap" / "tuned"
 
 
 def write_profile(profile: TunedProfile, path: Path) -> None:
