@@ -183,6 +183,14 @@ def test_a_search_that_chose_nothing_proposes_no_bench_of_its_choice():
         assert not any("what the search chose" in step.text for step in next_steps([nothing]))
 
 
+def test_a_search_that_found_nothing_leaves_that_open():
+    told = Verdict(outcome="nothing found", headline="no configuration of x was found: no trial ran", exit_code=1)
+    record = dataclasses.replace(tune(None), verdict=told, command=["hotlap", "tune", "x"])
+    (step,) = next_steps([record])
+    assert (step.text, step.tone) == (f"Search once more when this is mended: {told.headline}.", "bad")
+    assert step.command == "hotlap tune x"
+
+
 def test_a_search_that_was_cut_off_goes_on_and_is_not_repeated():
     cut = dataclasses.replace(tune(None), status="interrupted", path="runs/a b/1/record.json")
     (step,) = next_steps([cut])

@@ -75,6 +75,9 @@ def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
     for record in records:
         if record.status == "complete":
+            if record.verdict is not None and record.verdict.outcome == "nothing found":
+                text = f"Search once more when this is mended: {record.verdict.headline}."
+                yield Answer(text=text, tone="bad", command=command_line(record))
             continue
         if record.status == "running":
             yield Answer(text=f"Wait for {record.kind} {record.name}, which is still running.", tone="warn")
