@@ -26,6 +26,8 @@ from hotlap.records.codec import decode, encode
 from hotlap.records.run import write_atomic
 
 SCHEMA_VERSION = 1
+SAME_MEMORY = 0.01
+"""Memory of a machine that differs by less is the same: what a kernel keeps for itself changes with it."""
 PROFILE_NAME = "tuned.json"
 """The profile's name in its run's own folder; the store names files by key."""
 
@@ -129,7 +131,7 @@ def stale_reasons(key: TunedKey, now: TunedKey) -> tuple[str, ...]:
         for name, word in words.items()
         if getattr(key, name) != getattr(now, name)
     ]
-    if key.memory_bytes != now.memory_bytes:
+    if abs(key.memory_bytes - now.memory_bytes) > SAME_MEMORY * max(key.memory_bytes, now.memory_bytes):
         found.insert(1, f"its memory was {format_bytes(key.memory_bytes)}, is {format_bytes(now.memory_bytes)}")
     if key.signature != now.signature:
         found.append(f"input was {key.signature}, is {now.signature}")
