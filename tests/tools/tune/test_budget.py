@@ -77,6 +77,14 @@ def test_the_last_run_outlives_a_budget_that_is_spent(limits):
     assert limits == [pytest.approx(2 * (49.5 + 1.5 + 8.0))] and died.status == "ended by the budget"
 
 
+@pytest.mark.parametrize(("stage", "is_afforded"), [("batch", False), ("arms", True), ("switches", True)])
+def test_the_leaders_batch_is_searched_with_what_the_stages_before_have_left(stage, is_afforded):
+    """A share of a third for all batches was spent before the leader was known, and its own size was never tried."""
+    room = laboratory(Budget(seconds=100, rung_seconds=0.5))
+    room.rows = [dataclasses.replace(row(8.0), stage=name) for name in (*["batch"] * 5, stage)]
+    assert room.budget.affords(room, Config("cpu:bf16", 8), 0, "batch") == is_afforded
+
+
 def test_a_second_last_run_is_not_asked_to_leave_room_for_a_third():
     room = laboratory(Budget(seconds=50, rung_seconds=0.5))
     room.rows = [row(5.0), row(32.0, batch=8)]

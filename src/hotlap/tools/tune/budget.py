@@ -11,7 +11,10 @@ from hotlap.base.errors import ConfigError
 from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
-SHARES = {"check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85, "curve": 0.9}
+SHARES = {
+    "check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "batch again": 0.65, "recompute": 0.65, "compile": 0.85,
+    "curve": 0.9,
+}  # fmt: skip
 """Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part.
 
 A lead is checked early or not at all, see ``Search._check_lead``: what is left then belongs to what was not tried yet.
@@ -80,7 +83,7 @@ class Budget:
             return spent + last
         cost = self.cost(lab.rows, config, rung)
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
-        return max(spent / SHARES.get(stage, 1.0), spent + cost + last + gate)
+        return max(spent / _share(lab, stage), spent + cost + last + gate)
 
     def trial_life(self, lab: Spent, config: Config, rung: int, *, gate_batch: int, last: bool) -> float:
         """Seconds after which a trial is ended for the budget's sake; the first that runs and the last get a grace."""
@@ -101,6 +104,12 @@ class Budget:
         """
         left = self.seconds - self.spent(lab) - since
         return max(left, _grace(max(self.cost(lab.rows, Config(arm, 1), 0) for arm in arms)))
+
+
+def _share(lab: Spent, stage: str) -> float:
+    """Of the whole budget; the batch is searched again for the leader, which had to wait for the stages before it."""
+    again = stage == "batch" and any(row.stage in ("arms", "switches") for row in lab.rows)
+    return SHARES["batch again" if again else stage] if stage in SHARES else 1.0
 
 
 def _grace(expected_s: float) -> float:
