@@ -50,7 +50,7 @@ def test_a_trial_that_hangs_is_ended_with_the_budget_and_says_so(limits):
     room = laboratory(Budget(seconds=60, rung_seconds=0.5))
     room.rows = [row(20.0)]
     died = room.trial("arms", Config("cpu:bf16", 4), rung=0, attempt=0, tail=0)
-    assert limits == [40.0] and died.status == "ended by the budget"
+    assert limits == [40.0] and died.status == "out of budget"
     assert died.why == "the budget of 60 s ended it after 40 s; --budget gives it longer"
 
 
@@ -74,7 +74,7 @@ def test_the_last_run_outlives_a_budget_that_is_spent(limits):
     room = laboratory(Budget(seconds=10, rung_seconds=0.5), timeout_s=900.0)
     room.rows = [row(50.0)]
     died = room.trial("confirm", Config("cpu", 4), rung=1, attempt=0, tail=3)
-    assert limits == [pytest.approx(2 * (49.5 + 1.5 + 8.0))] and died.status == "ended by the budget"
+    assert limits == [pytest.approx(2 * (49.5 + 1.5 + 8.0))] and died.status == "out of budget"
 
 
 @pytest.mark.parametrize(("stage", "is_afforded"), [("batch", False), ("arms", True), ("switches", True)])
@@ -155,7 +155,7 @@ def test_a_longer_budget_or_time_limit_tries_again_what_the_shorter_one_ended(tm
     record = begin("tune", "x", config(budget="1m", timeout_s=9.0), {}, capture(import_torch=False, ask_driver=False))
     record = load_record(save(record, run_folder(tmp_path, "x")).path)
     assert cut_short(record, config(budget="1m", timeout_s=9.0)) == set()
-    assert cut_short(record, config(budget="2m", timeout_s=9.0)) == {"ended by the budget"}
+    assert cut_short(record, config(budget="2m", timeout_s=9.0)) == {"out of budget"}
     assert cut_short(record, config(budget="30s", timeout_s=10.0)) == {"timed out"}
 
 
@@ -182,7 +182,7 @@ def test_a_process_that_hangs_is_really_ended_with_the_budget(tmp_path, monkeypa
     room.rows = [row(5.0)]
     began = time.monotonic()
     died = room.trial("arms", Config("cpu:bf16", 4), rung=0, attempt=0, tail=0)
-    assert died.status == "ended by the budget" and time.monotonic() - began < 100
+    assert died.status == "out of budget" and time.monotonic() - began < 100
 
 
 @pytest.mark.usefixtures("jobs_in_process")
@@ -201,8 +201,8 @@ def test_a_search_goes_on_after_its_budget_has_ended_a_trial(tmp_path, monkeypat
     given = {"mode": "infer", "arms": ("cpu",), "batches": (16, 64), "seconds": 0.002, "warmup_seconds": 0.01}
     record = tune(config(**given, budget="150s"))
     rows = record.extra["tune"]["rows"]
-    assert [(r["batch"], r["status"]) for r in rows if not r["tail"]][:2] == [(16, "ok"), (64, "ended by the budget")]
+    assert [(r["batch"], r["status"]) for r in rows if not r["tail"]][:2] == [(16, "ok"), (64, "out of budget")]
     assert record.extra["tune"]["winner"] == {"arm": "cpu", "batch": 16} and 0 < hung[0] <= 150
-    assert any("at batch 64 ended by the budget: the budget of 150 s" in line for line in record.verdict.lines)
+    assert any("at batch 64 out of budget: the budget of 150 s" in line for line in record.verdict.lines)
     longer = tune(config(**given, budget="10m", resume="latest"))
     assert {row["status"] for row in longer.extra["tune"]["rows"]} == {"ok"}

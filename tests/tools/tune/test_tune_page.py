@@ -23,7 +23,7 @@ from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.rows import OUT_OF_BUDGET, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
@@ -49,12 +49,15 @@ def searched(machine, budget=900.0, goal=GOAL):
     )  # fmt: skip
 
 
+ENDS = {"max-autotune": "timed out", "reduce-overhead": OUT_OF_BUDGET}
+
+
 @pytest.fixture(scope="module")
 def record():
     machine = Machine(
         fits=lambda arm, batch: batch < 200,
         wrong=lambda arm: arm.precision == "fp16",
-        ends=lambda config, rung: "timed out" if "max-autotune" in config.arm else "ok",
+        ends=lambda config, rung: next((end for word, end in ENDS.items() if word in config.arm), "ok"),
     )
     return searched(machine)
 
@@ -65,7 +68,7 @@ def test_the_page_tells_the_story_first_and_draws_the_batch(record):
     assert page.index(f"{winner['arm']} at batch {winner['batch']}") < page.index("The search")
     assert "Objective: the highest throughput" in page and "The batch" in page
     assert re.search(r"knee at batch \d+", page)
-    assert "chosen" in page and "timed out" in page and "out of memory" in page
+    assert "chosen" in page and "timed out" in page and OUT_OF_BUDGET in page and "out of memory" in page
     assert "cuda:fp16: outputs 3x off." in page, "what was refused, and why"
     assert "did not run" in page and "Numeric gate" not in page
 
