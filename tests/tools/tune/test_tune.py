@@ -441,6 +441,8 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"batches": (4, 0)}, "batches = 0 is too small"),
         ({"batch": 8, "batches": (16, 32)}, "batch = 8 and batches = 16, 32 cannot both hold"),
         ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
+        ({"device": "cpu:bf16"}, "device = 'cpu:bf16' is not a device"),
+        ({"device": "gpu"}, "device = 'gpu' is not a device"),
     ],
 )
 def test_wrong_settings_are_refused(given, words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +89,8 @@ class TuneConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
+        if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device = {self.device!r} is not a device", expected="cpu, cuda or cuda:1")
         if any(size < 1 for size in self.batches):
             raise ConfigError(f"batches = {min(self.batches)} is too small", expected="at least 1")
         wrong = [mode for mode in self.compile if mode not in (*COMPILE_MODES, "none")]
