@@ -244,7 +244,7 @@ def jobs_in_process(monkeypatch):
 
     done = []
 
-    def run_job(job, *, timeout_s, listen=quiet, nursery=None):
+    def run_job(job, *, timeout_s, listen=quiet, nursery=None, each_word=False):
         done.append(job)
         try:
             answer = find_job(job["job"])(json.loads(json.dumps(job)), listen)

@@ -37,6 +37,13 @@ def test_a_block_calls_its_step_exactly_as_often_as_asked(device):
     assert block.wall_ms > 0
 
 
+def test_a_block_on_the_host_begins_no_step_after_its_time():
+    block = time_block(lambda: busy_wait(0.01), 1000, torch.device("cpu"), most_s=0.025)
+    assert len(block.intervals_ms) <= 3
+    assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / len(block.intervals_ms))
+    assert len(time_block(lambda: busy_wait(0.01), 4, torch.device("cpu"), most_s=0.001).intervals_ms) == 1
+
+
 def test_the_clock_itself_costs_next_to_nothing():
     best = min(time_block(lambda: None, 1000, torch.device("cpu")).wall_ms for _ in range(5))
     assert best < 0.005, "5 µs of clock would be 0.1% of a step of 5 ms"

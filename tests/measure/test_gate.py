@@ -62,6 +62,15 @@ def red(gate):
     return [check.name for check in gate.checks if not check.passed]
 
 
+def test_every_step_is_a_sign_of_life():
+    told = []
+    workload = ModuleWorkload("w", mlp, [InputSpec((16,))])
+    keeper = GateKeeper(workload, mode="train", batch=4, steps=3, seed=0, tell=lambda: told.append(1))
+    assert len(told) == 2 * (1 + 3), "outputs and three steps, in float32 and in float64"
+    keeper.judge(parse_arm("cpu:fused"))
+    assert len(told) == 3 * (1 + 3)
+
+
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (16,)), (conv_net, (3, 8, 8))], ids=["mlp", "conv"])
 @pytest.mark.parametrize("arm", ["cpu", "cpu:bf16", "cpu:channels_last", "cpu:fused", "cpu:threads=1"])

@@ -89,6 +89,38 @@ def test_a_worker_that_hangs_is_stopped_and_the_limit_named(describe):
     assert psutil.Process().children() == []
 
 
+SPEAKS = """
+import json, sys, time
+sys.stdin.readline()
+for _ in range(8):
+    time.sleep(0.5)
+    print(json.dumps({"progress": "a step", "done": 0, "total": 1}), flush=True)
+if sys.argv[1] == "hangs":
+    time.sleep(600)
+print(json.dumps({"result": 7}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("end", "each_word"), [("ends", True), ("ends", False), ("hangs", True)])
+def test_a_worker_that_gets_on_is_not_one_that_hangs(monkeypatch, end, each_word):
+    def start(stderr):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+        return subprocess.Popen([sys.executable, "-c", SPEAKS, end], **pipes, text=True)
+
+    monkeypatch.setattr(process, "_start_fresh", start)
+    job, heard = {"job": "gate"}, []
+
+    def ask():
+        return run_job(job, timeout_s=3, each_word=each_word, listen=lambda *word: heard.append(word))
+
+    if (end, each_word) == ("ends", True):
+        assert ask() == 7
+    else:
+        with pytest.raises(WorkerDied, match="stopped after timeout_s = 3"):
+            ask()
+    assert (len(heard) == 8) == each_word
+
+
 def test_a_timeout_is_no_memory_shortage_even_when_death_is_noticed_first(describe, monkeypatch):
     """The thread that kills may still be winding down when the worker's end is seen."""
 

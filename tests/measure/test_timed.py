@@ -66,7 +66,7 @@ def test_a_step_of_known_length_is_reported_as_it_is():
 
 def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
     times = iter([90.0, 40.0, 10.0, 10.1, 10.2, 99.0])
-    monkeypatch.setattr(timed, "time_block", lambda step, iterations, device: SimpleNamespace(wall_ms=next(times)))
+    monkeypatch.setattr(timed, "time_block", lambda *_, most_s: SimpleNamespace(wall_ms=next(times)))
     timer = ArmTimer(Waiter(), seed=0)
     timer.warm_up(protocol(warmup_seconds=60))
     assert next(times) == 99.0, "it stopped after the fifth block"
@@ -77,7 +77,7 @@ def test_warm_up_ends_when_three_blocks_agree(monkeypatch):
 @pytest.mark.parametrize(("compiled", "blocks"), [(False, 0), (True, 1)])
 def test_a_first_step_longer_than_the_warm_up_was_one_unless_it_compiled(monkeypatch, compiled, blocks):
     seen = []
-    monkeypatch.setattr(timed, "time_block", lambda *_: seen.append(1) or SimpleNamespace(wall_ms=50.0))
+    monkeypatch.setattr(timed, "time_block", lambda *_, most_s: seen.append(1) or SimpleNamespace(wall_ms=50.0))
     session = Waiter(0.06)
     session.spec = ArmSpec(device="cpu", compile="default" if compiled else "")
     timer = ArmTimer(session, seed=0)
@@ -87,7 +87,7 @@ def test_a_first_step_longer_than_the_warm_up_was_one_unless_it_compiled(monkeyp
 
 def test_warm_up_without_end_is_flagged(monkeypatch):
     times = iter(float(2**n) for n in range(1000))
-    monkeypatch.setattr(timed, "time_block", lambda *_: SimpleNamespace(wall_ms=next(times)))
+    monkeypatch.setattr(timed, "time_block", lambda *_, most_s: SimpleNamespace(wall_ms=next(times)))
     clock = iter(range(1000))
     monkeypatch.setattr(timed.time, "perf_counter", lambda: next(clock) * 0.5)
     timer = ArmTimer(Waiter(), seed=0)

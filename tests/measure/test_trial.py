@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hotlap.measure.fingerprint import fingerprint, model_hash, signature
 from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
 from hotlap.measure.process import quiet, run_job
 from hotlap.measure.session import Session, gradients_by_name, has_attention
+from hotlap.measure.timed import ArmTimer
 from hotlap.measure.trial import LONE, trial
 from hotlap.targets import load_target
 from hotlap.workload import Workload
@@ -47,6 +49,16 @@ def test_a_trial_times_whole_steps_and_its_tail(folder, device, mode):
     assert (found.num_graphs, found.num_breaks, found.num_recompiles) == (0, 0, 0)
     size = found.memory.host_rss_bytes if device.type == "cpu" else found.memory.reserved_bytes
     assert size is not None and size >= 0
+
+
+def test_steps_that_turn_slow_after_the_warm_up_do_not_stretch_a_trial(folder, monkeypatch):
+    monkeypatch.setattr(ArmTimer, "warm_up", lambda self, protocol: setattr(self, "step_s", 1e-5))
+    real = Session.step
+    monkeypatch.setattr(Session, "step", lambda self: (time.sleep(0.01), real(self))[1])
+    began = time.monotonic()
+    found = trial(job(seconds=0.2), quiet)
+    assert len(found.wall_ms) == 5 and min(found.wall_ms) > 10
+    assert len(found.interval_ms) < 100 and time.monotonic() - began < 60, "20,000 steps were expected to fit"
 
 
 class Shapes(Workload):

@@ -60,6 +60,13 @@ def test_the_store_lies_under_the_configuration_folder(tmp_path):
     assert default_folder({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}).as_posix() == "/x/hotlap/tuned"
 
 
+def test_a_few_pages_more_or_less_are_the_same_memory(store):
+    """A host has as much as its kernel leaves, which is another number after an update."""
+    store.save(profile())
+    assert store.find(dataclasses.replace(KEY, memory_bytes=KEY.memory_bytes - 40 * 2**20)).holds
+    assert not store.find(dataclasses.replace(KEY, memory_bytes=KEY.memory_bytes - 2**30)).holds
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

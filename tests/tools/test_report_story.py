@@ -168,13 +168,35 @@ def test_what_is_proposed_runs_the_same_model():
     commands = [step.command for step in next_steps([benched])]
     same = "net.py:make --input 3x8x8 --input 4 --set workload.width=16"
     assert f"hotlap profile {same} --mode infer" in commands and f"hotlap tune {same} --for infer" in commands
-    tuned = dataclasses.replace(fake_records.doctor(), kind="tune", config=config)
-    assert f"hotlap bench {same} --mode infer" in [step.command for step in next_steps([tuned])]
+    tuned = dataclasses.replace(tune({"arm": "cuda:1:bf16", "batch": 48}), config=config)
+    chosen = "--arms cuda:1,cuda:1:bf16 --batch 48"
+    assert f"hotlap bench {same} --mode infer {chosen}" in [step.command for step in next_steps([tuned])]
     trained = dataclasses.replace(tuned, config=config | {"mode": "train"})
-    assert f"hotlap bench {same}" in [step.command for step in next_steps([trained])]
+    assert f"hotlap bench {same} {chosen}" in [step.command for step in next_steps([trained])]
     checked = dataclasses.replace(fake_records.doctor(), config=config)
     (unknown,) = answers([checked, checked], "What changed?")
     assert unknown.command == f"hotlap tune {same} --for infer"
+
+
+def test_a_search_that_chose_nothing_proposes_no_bench_of_its_choice():
+    for nothing in (tune(None), tune({"arm": "cuda:of-another-version", "batch": 8})):
+        assert not any("what the search chose" in step.text for step in next_steps([nothing]))
+
+
+def test_a_search_that_found_nothing_leaves_that_open():
+    told = Verdict(outcome="nothing found", headline="no configuration of x was found: no trial ran", exit_code=1)
+    record = dataclasses.replace(tune(None), verdict=told, command=["hotlap", "tune", "x"])
+    (step,) = next_steps([record])
+    assert (step.text, step.tone) == (f"Search once more when this is mended: {told.headline}.", "bad")
+    assert step.command == "hotlap tune x"
+
+
+def test_a_search_that_was_cut_off_goes_on_and_is_not_repeated():
+    cut = dataclasses.replace(tune(None), status="interrupted", path="runs/a b/1/record.json")
+    (step,) = next_steps([cut])
+    assert (step.text, step.command) == ("Let the search segment-tune go on.", "hotlap tune --resume 'runs/a b/1'")
+    begun = dataclasses.replace(cut, extra={})
+    assert next_steps([begun])[0].text.startswith("Repeat tune segment-tune, which ")
 
 
 def test_records_of_several_machines_are_told_apart():

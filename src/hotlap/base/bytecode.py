@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from hotlap.base.homes import cache_home
+
 
 def torch_folder() -> Path | None:
     """Where torch lies, found without importing it."""
@@ -36,5 +38,5 @@ def keeping(environ: Mapping[str, str]) -> dict[str, str]:
     package = torch_folder()
     if package is None or not is_lost(package, environ):
         return {}
-    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(cache) / "hotlap" / "bytecode")}
+    cache = cache_home(environ) / "hotlap" / "bytecode"
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}

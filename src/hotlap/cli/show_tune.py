@@ -123,7 +123,10 @@ def show_tune(record: RunRecord, console: Console) -> None:
     gates = {gate.arm: gate for gate in (decode(GateRow, gate) for gate in found.get("gates", []))}
     goal = Goal(record.config.get("objective", ""), record.config.get("p95_ms"))
     if rows:
-        console.print(tune_table(headline_rows(rows, gates, goal), found.get("winner"), width=console.width))
+        table = headline_rows(rows, gates, goal)
+        if record.status == "complete" and not found.get("winner"):
+            table = [{**row, "is_best": False} for row in table]  # none will be chosen any more
+        console.print(tune_table(table, found.get("winner"), width=console.width))
     spent, budget = found.get("spent_s"), found.get("budget_s")
     console.print(
         Text(f"  spent {format_s(spent)} of {format_s(budget)}; objective: {found.get('goal', '')}", style="dim")

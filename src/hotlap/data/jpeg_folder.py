@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from hotlap.base.errors import ConfigError, StorageError
+from hotlap.base.homes import cache_home
 from hotlap.data.counter_random import EVAL, TRAIN, split_index
 from hotlap.data.drawn_classes import CLASSES, draw_classes
 from hotlap.data.picture_file import require_pillow
@@ -91,8 +92,7 @@ def _save(image: torch.Tensor, path: Path, quality: int) -> None:
 
 def jpeg_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """Where drawn folders are kept."""
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "hotlap" / "jpeg"
+    return cache_home(environ) / "hotlap" / "jpeg"
 
 
 def cached_jpeg_folder(recipe: JpegRecipe, cache: Path | None = None) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import KernelUnavailable
+from hotlap.base.homes import cache_home
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,8 @@ def compile_cubin(program: Program, architecture: str) -> bytes:
 
     options = program.options(architecture)
     key = "\n".join([program.source, *options, str(nvrtc.nvrtcVersion()[1:])])
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     name = f"{Path(program.name).stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    cached = Path(base) / "hotlap" / "kernels" / name
+    cached = cache_home() / "hotlap" / "kernels" / name
     if cached.is_file():
         return cached.read_bytes()
     cubin, _ = run_nvrtc(program, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import platform
@@ -19,6 +20,7 @@ from hotlap.device.host import read_host
 from hotlap.device.nvml import Nvml
 from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.process import Listen, Starter, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.tuned import Found, ProfileStore, TunedKey, TunedProfile
@@ -193,7 +195,13 @@ def stored_profile(
     lines = [f"Left aside: {text}." for text in found.broken] + _told(found)
     for line in lines:
         emit(events.note(line) if found.holds else events.warn(line))
-    return (found.profile if found.holds else None), lines
+    return (on_device(found.profile, question.device) if found.profile and found.holds else None), lines
+
+
+def on_device(profile: TunedProfile, device: str) -> TunedProfile:
+    """The profile with its arm on the card that is meant: it was measured on one, and holds for all of its kind."""
+    index = parse_arm(device).index if device else 0
+    return dataclasses.replace(profile, arm=dataclasses.replace(parse_arm(profile.arm), index=index).name)
 
 
 def _told(found: Found) -> list[str]:

@@ -99,14 +99,16 @@ class GateKeeper:
         files: Mapping[str, Path] | None = None,
         kept: Path | None = None,
         card: ArmSpec | None = None,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
         """``files`` says where the forms of arms such as cpu:onnx lie, by the arm's name.
 
         ``kept`` is a folder in which the references lie, if another process has computed them for the same workload.
         ``card`` is the plain arm of a card that may compute in float64 what would take the CPU long.
+        ``tell`` is called after every step: whoever waits can tell long work from a process that hangs.
         """
         self.workload, self.mode, self.batch, self.steps, self.seed = workload, mode, batch, steps, seed
-        self.files, self._card = files or {}, card
+        self.files, self._card, self._tell = files or {}, card, tell
         self._remembered = Remembered(kept)
         self._refer()
         if kept is not None and not self.drift <= MAX_DRIFT:  # another workload was remembered, or it never is the same
@@ -199,15 +201,23 @@ class GateKeeper:
     def _gather(self, session: Session, num_steps: int = 0) -> Evidence:
         """Outputs and gradients from fresh weights, then losses, all of the same compiled or recorded graph."""
         where = CPU if session.device.type == "cpu" else CARD
-        outputs, took = _seconds(lambda: self._outputs(session))
+        outputs, took = self._seconds(lambda: self._outputs(session))
         if self.mode != "train":
             if not (session.spec == PLAIN and took >= LONG_PASS_S):
-                took = _seconds(lambda: session.run(session.batches[0]).cpu())[1]
+                took = self._seconds(lambda: session.run(session.batches[0]).cpu())[1]
             return Evidence(outputs, {}, [], took, where)
-        first = _seconds(partial(_settled, session, 0))
+        first = self._seconds(partial(_settled, session, 0))
         gradients = gradients_by_name(session.plain_model)  # the optimizer's step took a loss scale out of them
-        steps = [first, *(_seconds(partial(_settled, session, n)) for n in range(1, num_steps or self.steps))]
+        steps = [first, *(self._seconds(partial(_settled, session, n)) for n in range(1, num_steps or self.steps))]
         return Evidence(outputs, gradients, [loss for loss, _ in steps], min(seconds for _, seconds in steps), where)
+
+    def _seconds(self, step: Callable[[], Answer]) -> tuple[Answer, float]:
+        """What a step answered, and how long that took."""
+        began = time.perf_counter()
+        answer = step()
+        took = time.perf_counter() - began
+        self._tell()
+        return answer, took
 
     def _outputs(self, session: Session) -> Tensor:
         first = session.batches[0]
@@ -403,13 +413,6 @@ def _settled(session: Session, number: int) -> float:
         if scaler.get_scale() >= scale:
             return loss
     return float(session.run(batch))
-
-
-def _seconds(step: Callable[[], Answer]) -> tuple[Answer, float]:
-    """What a step answered, and how long that took."""
-    began = time.perf_counter()
-    answer = step()
-    return answer, time.perf_counter() - began
 
 
 def rounded(tensor: Tensor, digits: int) -> Tensor:

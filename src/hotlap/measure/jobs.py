@@ -171,16 +171,17 @@ def _num_samples(workload: Workload) -> int | None:
 
 def gate(job: Job, listen: Listen) -> Gates:
     arms = [parse_arm(name) for name in job["arms"]]
-    total = len(arms) + 1
-    listen("float64 reference", 0, total)
+    doing = ("float64 reference", 0, len(arms) + 1)
+    listen(*doing)
     workload = workload_of(job)
     keeper = GateKeeper(
         workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"],
-        kept=folder_for(job.get("kept", ""), job), card=_card_of(arms),
+        kept=folder_for(job.get("kept", ""), job), card=_card_of(arms), tell=lambda: listen(*doing),
     )  # fmt: skip
     gates, failures = [], []
     for done, spec in enumerate(arms, start=1):
-        listen(f"gate {spec.name}", done, total)
+        doing = (f"gate {spec.name}", done, len(arms) + 1)
+        listen(*doing)
         try:
             gates.append(keeper.judge(spec))
         except Exception as error:  # noqa: BLE001 - one arm that fails in its own way must not hide the others

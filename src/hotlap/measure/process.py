@@ -73,11 +73,19 @@ def lent_nursery() -> Starter | None:
     return _LENT.get()
 
 
-def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nursery: Starter | None = None) -> Any:
+def run_job(
+    job: dict[str, Any],
+    *,
+    timeout_s: float,
+    listen: Listen = quiet,
+    nursery: Starter | None = None,
+    each_word: bool = False,
+) -> Any:
     """The result of ``job`` from a process of its own; raises what the worker raised, or WorkerDied.
 
     The process is a fresh interpreter, or forked by ``nursery``, as long as that one can. Without one, a job that times
-    nothing is forked by the nursery that was lent, if there is one.
+    nothing is forked by the nursery that was lent, if there is one. With ``each_word`` the time limit begins anew
+    whenever the process tells of its progress.
     """
     nursery = nursery or (_LENT.get() if job.get("job") in UNTIMED else None)
     if MARK in os.environ:
@@ -87,10 +95,11 @@ def run_job(job: dict[str, Any], *, timeout_s: float, listen: Listen = quiet, nu
         )
     if nursery is not None:
         try:
-            return _run(nursery.start, {**job, "kept": getattr(nursery, "kept", "")}, timeout_s, listen)
+            kept = getattr(nursery, "kept", "")
+            return _run(nursery.start, {**job, "kept": kept}, timeout_s, listen, each_word)
         except NurseryGone:
             pass  # it has noted why
-    return _run(_start_fresh, job, timeout_s, listen)
+    return _run(_start_fresh, job, timeout_s, listen, each_word)
 
 
 def _start_fresh(stderr: IO[str]) -> Worker:
@@ -104,7 +113,9 @@ def _start_fresh(stderr: IO[str]) -> Worker:
     )
 
 
-def _run(start: Callable[[IO[str]], Worker], job: dict[str, Any], timeout_s: float, listen: Listen) -> Any:
+def _run(
+    start: Callable[[IO[str]], Worker], job: dict[str, Any], timeout_s: float, listen: Listen, each_word: bool
+) -> Any:
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
         worker = start(stderr)
         late = threading.Event()
@@ -113,11 +124,19 @@ def _run(start: Callable[[IO[str]], Worker], job: dict[str, Any], timeout_s: flo
             late.set()  # first, so that the death it causes is never taken for another
             worker.kill()
 
-        alarm = threading.Timer(timeout_s, stop)
-        alarm.daemon = True  # an interruption while it starts must not keep this process alive until it rings
+        alarm = _alarm(timeout_s, stop)
+
+        def heard(text: str, done: float, total: float) -> None:
+            nonlocal alarm
+            if each_word:
+                alarm.cancel()
+                alarm = _alarm(timeout_s, stop)
+                alarm.start()
+            listen(text, done, total)
+
         try:
             alarm.start()
-            answer = _converse(worker, job, listen)
+            answer = _converse(worker, job, heard)
             code = worker.wait()
         except BaseException:
             worker.kill()
@@ -134,6 +153,12 @@ def _run(start: Callable[[IO[str]], Worker], job: dict[str, Any], timeout_s: flo
     if "error" in answer:
         raise revive_error(answer["error"])
     return answer["result"]
+
+
+def _alarm(seconds: float, ring: Callable[[], None]) -> threading.Timer:
+    alarm = threading.Timer(seconds, ring)
+    alarm.daemon = True  # an interruption while it starts must not keep this process alive until it rings
+    return alarm
 
 
 def _close(worker: Worker) -> None:

@@ -97,7 +97,7 @@ class ArmTimer:
         medians: list[float] = []
         iterations = 1
         while True:
-            block = time_block(self._step, iterations, self.session.device)
+            block = time_block(self._step, iterations, self.session.device, most_s=protocol.warmup_seconds)
             medians.append(block.wall_ms)
             spent = time.perf_counter() - begin
             if is_steady(medians) and (spent > 0.2 or iterations > 1):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotlap.base.errors import RecordError
+from hotlap.base.homes import cache_home
 from hotlap.records.codec import decode, encode
 from hotlap.records.run import write_atomic
 
@@ -64,8 +65,7 @@ def device_key(identity: str, torch: str) -> str:
 
 
 def ceilings_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "hotlap" / "ceilings"
+    return cache_home(environ) / "hotlap" / "ceilings"
 
 
 def write_ceilings(ceilings: Ceilings, folder: Path | None = None) -> Path:

@@ -21,10 +21,13 @@ from typing import Any
 
 from hotlap.base.errors import EnvironmentUnusable, RecordError, StorageError
 from hotlap.base.format import format_bytes
+from hotlap.base.homes import config_home
 from hotlap.records.codec import decode, encode
 from hotlap.records.run import write_atomic
 
 SCHEMA_VERSION = 1
+SAME_MEMORY = 0.01
+"""Memory of a machine that differs by less is the same: what a kernel keeps for itself changes with it."""
 PROFILE_NAME = "tuned.json"
 """The profile's name in its run's own folder; the store names files by key."""
 
@@ -128,7 +131,7 @@ def stale_reasons(key: TunedKey, now: TunedKey) -> tuple[str, ...]:
         for name, word in words.items()
         if getattr(key, name) != getattr(now, name)
     ]
-    if key.memory_bytes != now.memory_bytes:
+    if abs(key.memory_bytes - now.memory_bytes) > SAME_MEMORY * max(key.memory_bytes, now.memory_bytes):
         found.insert(1, f"its memory was {format_bytes(key.memory_bytes)}, is {format_bytes(now.memory_bytes)}")
     if key.signature != now.signature:
         found.append(f"input was {key.signature}, is {now.signature}")
@@ -192,8 +195,7 @@ class ProfileStore:
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    base = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hotlap" / "tuned"
+    return config_home(environ) / "hotlap" / "tuned"
 
 
 def write_profile(profile: TunedProfile, path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit
+from hotlap.base.homes import cache_home
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.scene import Scene, View, read_scene
 from hotlap.splat.cameras import Cameras, pack_cameras, scene_extent
@@ -110,7 +110,7 @@ def open_stage(config: SplatTrainConfig, device: torch.device, emit: Emit) -> St
 def drawn_folder(drawn: DrawnScene | None = None) -> Path:
     """The folder of a drawn scene in the user's cache, drawn when it is first asked for."""
     drawn = drawn or DrawnScene()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotlap" / "scenes"
+    base = cache_home() / "hotlap" / "scenes"
     folder = base / hashlib.sha256(repr(drawn).encode()).hexdigest()[:12]
     if folder.is_dir():
         return folder

@@ -10,7 +10,7 @@ from hotlap.base.errors import WorkerDied
 from hotlap.tools.tune import TuneConfig, lab
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.rows import Config, Row
+from hotlap.tools.tune.rows import Config, Outcome, Row
 from hotlap.tools.tune.verdict import give_verdict
 
 
@@ -64,11 +64,15 @@ def test_the_verdict_says_why_an_arm_did_not_run_once_for_each():
     def row(arm, status, batch=4):
         return Row(stage="compile", arm=arm, batch=batch, rung=0, status=status, why=f"{arm} went wrong")
 
-    def told(*rows):
-        return give_verdict(config(), Goal("throughput"), rows, {}, None, "failed", "x").lines[1:]
+    def told(*rows, refused=None):
+        outcome = Outcome(None, None, [], refused or {})
+        return give_verdict(config(), Goal("throughput"), rows, {}, outcome, "complete", "").lines[1:]
 
     assert told(row("cpu:compile", "failed"), row("cpu:compile", "failed", 8), row("cpu", "out of memory")) == [
         "cpu:compile at batch 4 failed: cpu:compile went wrong"
+    ]
+    assert told(row("cpu", "timed out"), refused={"cpu at batch 4": "cpu went wrong"}) == [
+        "refused cpu at batch 4: cpu went wrong"
     ]
     many = told(*(row(f"cpu:threads={count}", "timed out") for count in range(1, 8)))
     assert len(many) == 5 and many[-1] == "and 3 more that did not run; the page has them"

@@ -396,6 +396,12 @@ def test_the_data_cap_the_batch_of_a_training():
     assert max(row.batch for row in machine.rows) <= 40
 
 
+@pytest.mark.parametrize("word", ["onnx", "aoti", "exported", "torchscript", "tuned"])
+def test_arms_that_no_profile_can_hold_are_refused(word):
+    with pytest.raises(UsageError, match=f"arm 'cpu:{word}': {word} "):
+        make_space(CARD, mode="infer", arms=("cpu", f"cpu:{word}"))
+
+
 def test_arms_of_two_devices_are_refused():
     with pytest.raises(UsageError, match="arms = cpu, cuda are of several devices"):
         make_space(CARD, mode="train", arms=("cpu", "cuda"))

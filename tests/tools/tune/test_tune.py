@@ -342,7 +342,7 @@ def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
 def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatch):
     asked = []
 
-    def note(job, *, timeout_s, nursery, listen=None):
+    def note(job, *, nursery, **options):
         asked.append((job["job"], job.get("tail"), nursery))
         raise WorkerDied("it died")
 
@@ -441,6 +441,8 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"batches": (4, 0)}, "batches = 0 is too small"),
         ({"batch": 8, "batches": (16, 32)}, "batch = 8 and batches = 16, 32 cannot both hold"),
         ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
+        ({"device": "cpu:bf16"}, "device = 'cpu:bf16' is not a device"),
+        ({"device": "gpu"}, "device = 'gpu' is not a device"),
     ],
 )
 def test_wrong_settings_are_refused(given, words):

@@ -12,7 +12,7 @@ from simulated import Machine
 from test_search import CARD
 
 from hotlap.base.events import Event, advance, warn
-from hotlap.cli.show_tune import TuneDoor, tune_table
+from hotlap.cli.show_tune import TuneDoor, show_tune, tune_table
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -23,7 +23,7 @@ from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.rows import OUT_OF_BUDGET, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
@@ -49,12 +49,15 @@ def searched(machine, budget=900.0, goal=GOAL):
     )  # fmt: skip
 
 
+ENDS = {"max-autotune": "timed out", "reduce-overhead": OUT_OF_BUDGET}
+
+
 @pytest.fixture(scope="module")
 def record():
     machine = Machine(
         fits=lambda arm, batch: batch < 200,
         wrong=lambda arm: arm.precision == "fp16",
-        ends=lambda config, rung: "timed out" if "max-autotune" in config.arm else "ok",
+        ends=lambda config, rung: next((end for word, end in ENDS.items() if word in config.arm), "ok"),
     )
     return searched(machine)
 
@@ -65,7 +68,7 @@ def test_the_page_tells_the_story_first_and_draws_the_batch(record):
     assert page.index(f"{winner['arm']} at batch {winner['batch']}") < page.index("The search")
     assert "Objective: the highest throughput" in page and "The batch" in page
     assert re.search(r"knee at batch \d+", page)
-    assert "chosen" in page and "timed out" in page and "out of memory" in page
+    assert "chosen" in page and "timed out" in page and OUT_OF_BUDGET in page and "out of memory" in page
     assert "cuda:fp16: outputs 3x off." in page, "what was refused, and why"
     assert "did not run" in page and "Numeric gate" not in page
 
@@ -203,7 +206,7 @@ def test_a_latency_that_nothing_keeps_is_told_with_what_comes_nearest():
 @pytest.mark.parametrize(
     ("last", "told"),
     [
-        ({"wall_ms": [1.3]}, "cpu:fused at batch 8 was passed over, for its last run, in a fresh process, was slower"),
+        ({"wall_ms": [1.3]}, "was slower than its trials: 6,154 samples/s after 8,000 samples/s"),
         ({"status": "failed", "why": "it broke"}, "cpu:fused at batch 8 failed: it broke"),
     ],
     ids=["slower", "failed"],
@@ -218,6 +221,20 @@ def test_of_two_the_one_is_named_whose_last_run_was_slower(last, told):
     lines = give_verdict(TuneConfig(target="unet"), GOAL, [*fast, *ran], gates, outcome, "complete", "").lines
     assert sum(told in line for line in lines) == 1
     assert not any(line.startswith("its last run") for line in lines), "that would be the winner's"
+
+
+@pytest.mark.parametrize(("last_ms", "is_told"), [(80.0, True), (1.05, False)])
+def test_a_winner_whose_last_run_belies_its_trials_says_so(last_ms, is_told):
+    """The median of two processes that differ eightyfold is a rate that neither had."""
+    rows = [Row(stage="batch", arm="cpu", batch=8, rung=0, wall_ms=[1.0])]
+    rows.append(Row(stage="confirm", arm="cpu", batch=8, rung=1, tail=5, wall_ms=[last_ms]))
+    gates = {"cpu": GateRow(arm="cpu", passed=True, error=0.1)}
+    outcome = Outcome(rows[0].config, rows[1], [])
+    lines = give_verdict(TuneConfig(target="x"), GOAL, rows, gates, outcome, "complete", "").lines
+    told = (
+        "its last run, in a fresh process, was slower than its trials: 100 samples/s after 8,000 samples/s. Other work"
+    )
+    assert any(line.startswith(told) for line in lines) == is_told
 
 
 @pytest.mark.parametrize(
@@ -243,3 +260,18 @@ def test_a_verdict_without_a_winner_says_what_was_missing():
     )
     assert isinstance(verdict, Verdict) and verdict.exit_code == 1
     assert verdict.headline == "no configuration of unet was found: no arm gives the right answer (outputs 3x off)"
+
+
+def test_the_table_of_a_search_that_ended_without_a_winner_marks_none():
+    """Every last run fails: nothing of the table will be chosen any more."""
+    row = Row(stage="scout", arm="cpu", batch=8, rung=0, wall_ms=[1.0])
+    gate = GateRow(arm="cpu", passed=True, error=0.1)
+    found = {"rows": encode([row]), "gates": encode([gate]), "winner": None, "spent_s": 1.0, "budget_s": 9.0}
+    done = dataclasses.replace(searched(Machine()), extra={"tune": found})
+    texts = {}
+    for status in ("complete", "interrupted"):
+        console = Console(width=120, force_terminal=False)
+        with console.capture() as text:
+            show_tune(dataclasses.replace(done, status=status), console)
+        texts[status] = text.get()
+    assert "best so far" in texts["interrupted"] and "best so far" not in texts["complete"]

@@ -104,6 +104,14 @@ def test_a_profile_gone_stale_is_named_with_its_reason(tmp_path):
         tune(config())
 
 
+@pytest.mark.usefixtures("stored")
+def test_a_profile_that_cannot_be_read_is_named():
+    (file,) = ProfileStore().folder.glob("*.train.*.json")
+    file.write_text("{bad")
+    with pytest.raises(RecordError, match=rf"for train holds here; tuned profile '.*{file.name}' cannot be read: "):
+        tune(config())
+
+
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import UsageError
 from hotlap.base.format import format_count, format_gain, format_number
-from hotlap.measure.arms import parse_arm
+from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.document import Answer
 from hotlap.tools.report.lap import found_of
@@ -74,12 +75,18 @@ def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
 def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
     for record in records:
         if record.status == "complete":
+            if record.verdict is not None and record.verdict.outcome == "nothing found":
+                text = f"Search once more when this is mended: {record.verdict.headline}."
+                yield Answer(text=text, tone="bad", command=command_line(record))
             continue
         if record.status == "running":
             yield Answer(text=f"Wait for {record.kind} {record.name}, which is still running.", tone="warn")
             continue
         if record.kind == "train" and record.status == "interrupted":
             text, command = f"Let the training {record.name} go on.", f"hotlap train {_typed(_target(record))} --resume"
+        elif record.kind == "tune" and (record.extra.get("tune") or {}).get("rows"):
+            place = shlex.quote(str(Path(record.path).parent))
+            text, command = f"Let the search {record.name} go on.", f"hotlap tune --resume {place}"
         else:
             how = ENDS.get(record.status, f"is {record.status}")
             text, command = f"Repeat {record.kind} {record.name}, which {how}.", command_line(record)
@@ -170,12 +177,25 @@ def _settings(arm: str, batch: int | None) -> dict[str, Any]:
     return {**dataclasses.asdict(spec), "batch": spec.batch or batch}
 
 
+def _chosen(records: Sequence[RunRecord]) -> Iterator[Answer]:
+    """The bench of what a search chose, at the batch that it chose."""
+    for record in records:
+        winner = (record.extra.get("tune") or {}).get("winner")
+        with contextlib.suppress(UsageError):  # an arm that this version does not know
+            if not winner:
+                continue
+            spec = parse_arm(winner["arm"])
+            arms = ",".join(dict.fromkeys([ArmSpec(device=spec.device, index=spec.index).name, spec.name]))
+            command = f"{command_for('bench', [record])} --arms {shlex.quote(arms)} --batch {winner['batch']}"
+            yield Answer(text="Measure what the search chose, beside the plain arm.", command=command)
+
+
 def _missing(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The verb that would say what these records cannot."""
     kinds = {record.kind for record in records}
-    bench, profile, tune = (command_for(verb, records) for verb in ("bench", "profile", "tune"))
-    if "tune" in kinds and "bench" not in kinds:
-        yield Answer(text="Measure what the search chose, beside the plain arm.", command=bench)
+    profile, tune = (command_for(verb, records) for verb in ("profile", "tune"))
+    if "bench" not in kinds:
+        yield from _chosen(records)
     if kinds & {"bench", "train"} and not kinds & {"profile", "tune", "lap"}:
         yield Answer(text="See where the time goes.", command=profile)
         yield Answer(text="Search for a faster configuration.", command=tune)

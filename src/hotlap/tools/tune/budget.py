@@ -11,11 +11,20 @@ from hotlap.base.errors import ConfigError
 from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
-SHARES = {"check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "recompute": 0.65, "compile": 0.85, "curve": 0.9}
+SHARES = {
+    "check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "batch again": 0.65, "recompute": 0.65, "compile": 0.85,
+    "curve": 0.9,
+}  # fmt: skip
 """Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part.
 
 A lead is checked early or not at all, see ``Search._check_lead``: what is left then belongs to what was not tried yet.
 """
+WARM_UP_SHARE = 0.05
+"""Of the whole budget that one trial may warm up for: where times never get steady, each takes all that it may."""
+GRACE_S = 60.0
+"""How long a trial that a search cannot do without may outlive the budget, and a gate say nothing."""
+GRACE_TIMES = 2.0
+"""What it is expected to cost so often, where that is longer: machines are busy, and a ragged tail compiles again."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -48,6 +57,10 @@ class Budget:
     def spent(self, lab: Spent) -> float:
         return spent(lab.rows, lab.gates)
 
+    def warm_up(self, seconds: float) -> float:
+        """Seconds that a trial may warm up for, of those it may at most."""
+        return min(seconds, WARM_UP_SHARE * self.seconds)
+
     def timed(self, rung: int) -> float:
         return float(self.rung_seconds * 3**rung)
 
@@ -65,10 +78,42 @@ class Budget:
     def enough(self, lab: Spent, config: Config, rung: int, stage: str) -> float:
         """Seconds that the whole budget must have for that."""
         spent = self.spent(lab)
-        cost = self.cost(lab.rows, config, rung)
         last = self.cost(lab.rows, config, 1) + self.fresh_s
+        if stage == "confirm":  # it is a last run itself
+            return spent + last
+        cost = self.cost(lab.rows, config, rung)
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
-        return max(spent / SHARES.get(stage, 1.0), spent + cost + last + gate)
+        return max(spent / _share(lab, stage), spent + cost + last + gate)
+
+    def trial_life(self, lab: Spent, config: Config, rung: int, *, gate_batch: int, last: bool) -> float:
+        """Seconds after which a trial is ended for the budget's sake; the first that runs and the last get a grace."""
+        left = max(0.0, self.seconds - self.spent(lab))
+        expected = self.cost(lab.rows, config, rung)
+        if last:
+            known = [row.seconds for row in lab.rows if row.ok and row.config == config]
+            return left + _grace(max([expected, *known]) + self.fresh_s)
+        if not any(row.ok for row in lab.rows):  # what is known then is how long the gate took for a few samples
+            judged = sum(gate.seconds for gate in lab.gates.values()) * config.batch / gate_batch
+            return left + _grace(max(expected, judged))
+        return max(left, expected)
+
+    def gate_silence(self, lab: Spent, arms: Sequence[str], since: float) -> float:
+        """Seconds without a word after which the judgement of some arms is ended, begun ``since`` seconds ago.
+
+        It is never ended while it gets on: without it nothing can be chosen.
+        """
+        left = self.seconds - self.spent(lab) - since
+        return max(left, _grace(max(self.cost(lab.rows, Config(arm, 1), 0) for arm in arms)))
+
+
+def _share(lab: Spent, stage: str) -> float:
+    """Of the whole budget; the batch is searched again for the leader, which had to wait for the stages before it."""
+    again = stage == "batch" and any(row.stage in ("arms", "switches") for row in lab.rows)
+    return SHARES["batch again" if again else stage] if stage in SHARES else 1.0
+
+
+def _grace(expected_s: float) -> float:
+    return max(GRACE_S, GRACE_TIMES * expected_s)
 
 
 def spent(rows: Sequence[Row], gates: Mapping[str, GateRow]) -> float:

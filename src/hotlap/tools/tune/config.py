@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from hotlap.measure.arms import COMPILE_MODES
 from hotlap.records.codec import encode
 from hotlap.records.run import RunRecord, find_of_kind
 from hotlap.tools.tune.budget import parse_budget
+from hotlap.tools.tune.rows import OUT_OF_BUDGET, TIMED_OUT
 
 DECIDE_TRIALS = (
     "target", "mode", "input", "workload", "seconds", "warmup_seconds", "gate_batch", "gate_steps", "seed",
@@ -34,7 +36,8 @@ class TuneConfig:
     p95_ms: float | None = None
     """Milliseconds within which 95% of the steps must end."""
     budget: str = "5m"
-    """Time for all trials together, as 90s, 5m or 1h; the winner's last run is kept back from it."""
+    """Time for all trials together, as 90s, 5m or 1h; the winner's last run is kept back from it, and a trial that does
+    not end is ended with it."""
     arms: tuple[str, ...] = ()
     """Only these ways to run it, as cuda,cuda:bf16+channels_last; by default all that the device and the model have."""
     device: str = ""
@@ -56,13 +59,13 @@ class TuneConfig:
     seconds: float = 0.5
     """Timed seconds of a first trial; the next rounds take three and nine times as long."""
     warmup_seconds: float = 5.0
-    """A trial's warm-up ends here even if its times are not steady."""
+    """A trial's warm-up ends here, or at a twentieth of the budget, even if its times are not steady."""
     gate_batch: int = 4
     """Samples in the numeric gate's batch."""
     gate_steps: int = 5
     """Training steps whose losses the gate compares."""
     timeout_s: float = 180.0
-    """Longest life of one trial; one that hangs is then a row in the table."""
+    """Longest life of one trial, or what is left of the budget; one that hangs is then a row in the table."""
     resume: str = ""
     """Goes on with a search that was cut off: latest, its name or its folder. No trial is repeated."""
     verify: bool = False
@@ -85,6 +88,8 @@ class TuneConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
+        if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device = {self.device!r} is not a device", expected="cpu, cuda or cuda:1")
         if any(size < 1 for size in self.batches):
             raise ConfigError(f"batches = {min(self.batches)} is too small", expected="at least 1")
         wrong = [mode for mode in self.compile if mode not in (*COMPILE_MODES, "none")]
@@ -117,6 +122,16 @@ class TuneConfig:
 def find_search(text: str, runs: Path) -> RunRecord:
     """The record of the search that ``text`` names; 'latest' is the newest search, whatever else ran since."""
     return find_of_kind(text, runs, "tune", "search")
+
+
+def cut_short(record: RunRecord, config: TuneConfig) -> set[str]:
+    """Ends that trials of a search had only because they were given less time than ``config`` gives them."""
+    was = record.config
+    longer = {
+        OUT_OF_BUDGET: config.budget_s > parse_budget(was.get("budget", config.budget)),
+        TIMED_OUT: config.timeout_s > was.get("timeout_s", config.timeout_s),
+    }
+    return {status for status, is_longer in longer.items() if is_longer}
 
 
 def changed_settings(record: RunRecord, config: TuneConfig) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from hotlap.records.run import now
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import OK, OUT_OF_MEMORY, Config, GateRow, Row
+from hotlap.tools.tune.rows import OK, OUT_OF_BUDGET, OUT_OF_MEMORY, TIMED_OUT, Config, GateRow, Row
 
 
 class ProcessLab:
@@ -50,6 +50,8 @@ class ProcessLab:
         self.notes: list[str] = []
         self.doing: Callable[[str], None] = say
         self._saved = saved
+        self._judging = ""
+        """What the gate's process has said last that it does."""
 
     def trial(self, stage: str, config: Config, *, rung: int, attempt: int, tail: int) -> Row:
         known = [row for row in self.rows if row.is_for(config.arm, config.batch, rung, attempt, tail)]
@@ -98,17 +100,24 @@ class ProcessLab:
             arm=config.arm,
             batch=config.batch,
             seconds=self.budget.timed(rung),
-            warmup_seconds=self.config.warmup_seconds,
+            warmup_seconds=self.budget.warm_up(self.config.warmup_seconds),
             tail=tail,
         )
         nursery = None if tail else self.nursery
+        life = self.budget.trial_life(self, config, rung, gate_batch=self._gate_batch, last=bool(tail))
         try:
-            answer: Trial = decode(Trial, run_job(job, timeout_s=self.config.timeout_s, nursery=nursery))
+            answer: Trial = decode(Trial, run_job(job, timeout_s=min(self.config.timeout_s, life), nursery=nursery))
         except DeviceUnavailable:
             raise  # no other trial would fare better
         except HotlapError as error:
-            return {"status": status_of(error), "why": error.what}
+            status = status_of(error)
+            if status == TIMED_OUT and life < self.config.timeout_s:
+                return {"status": OUT_OF_BUDGET, "why": self._ended(f"{life:.0f} s")}
+            return {"status": status, "why": error.what}
         return _measured(answer)
+
+    def _ended(self, after: str) -> str:
+        return f"the budget of {self.budget.seconds:g} s ended it after {after}; --budget gives it longer"
 
     def gate(self, arms: Sequence[str]) -> None:
         asked = [name for name in dict.fromkeys(map(numeric_class, arms)) if name not in self.gates]
@@ -118,7 +127,7 @@ class ProcessLab:
             return
         self.doing(f"numeric gate: {', '.join(asked)}")
         began = time.monotonic()
-        found = self._gates(asked)
+        found = self._gates(asked, began)
         share = (time.monotonic() - began) / len(asked)
         failures = {failure.arm: failure.what for failure in found.failures}
         self.full_gates += found.gates
@@ -127,27 +136,41 @@ class ProcessLab:
             self.gates[name] = gate_row(name, judged.get(name), failures.get(name, ""), share)
         self._saved()
 
-    def _gates(self, asked: list[str]) -> Gates:
-        """The judgements of these arms; where one takes the process with it, each is judged alone."""
+    @property
+    def _gate_batch(self) -> int:
+        """A model may take no more samples at once than the user lets the search try."""
         c = self.config
-        # A model may take no more samples at once than the user lets the search try.
         caps = [c.gate_batch, c.batch, c.max_batch, max(c.batches, default=None)]
-        size = min(cap for cap in caps if cap is not None)
-        job = self._job("gate", arms=asked, batch=size, steps=c.gate_steps)
+        return min(cap for cap in caps if cap is not None)
+
+    def _gates(self, asked: list[str], began: float) -> Gates:
+        """The judgements of these arms; one that hangs is left out, and where one crashes each is judged alone."""
+        job = self._job("gate", arms=asked, batch=self._gate_batch, steps=self.config.gate_steps)
+        silence = self.budget.gate_silence(self, asked, time.monotonic() - began)
+        timeout_s = min(self.config.timeout_s, silence)
+        self._judging = ""
         try:
-            timeout_s = self.config.timeout_s * (1 + len(asked))
-            found: Gates = decode(
-                Gates, run_job(job, timeout_s=timeout_s, listen=self._at_the_gate, nursery=self.nursery)
-            )
+            answer = run_job(job, timeout_s=timeout_s, each_word=True, listen=self._at_the_gate, nursery=self.nursery)
+            found: Gates = decode(Gates, answer)
             return found
         except (WorkerDied, OutOfMemory) as error:
-            if len(asked) == 1:
-                return Gates(failures=[ArmFailure(arm=asked[0], what=error.what)])
-        parts = [self._gates([name]) for name in asked]
+            hangs = status_of(error) == TIMED_OUT
+            why = (
+                self._ended(f"{silence:.0f} s without a sign of life") if hangs and timeout_s == silence else error.what
+            )
+        guilty = asked if len(asked) == 1 else []
+        if hangs:  # over one arm, or, before it came to any, over what all of them are judged by
+            guilty = [self._judging] if self._judging in asked else asked
+        groups = [[name for name in asked if name not in guilty]] if guilty else [[name] for name in asked]
+        parts = [Gates(failures=[ArmFailure(arm=name, what=why) for name in guilty])]
+        parts += [self._gates(names, began) for names in groups if names]
         return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
 
     def _at_the_gate(self, text: str, done: float, total: float) -> None:
-        self.doing(f"numeric gate: {text.removeprefix('gate ')}")
+        judging = text.removeprefix("gate ")
+        if judging != self._judging:  # it says so after every step
+            self._judging = judging
+            self.doing(f"numeric gate: {judging}")
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -158,7 +181,7 @@ def status_of(error: HotlapError) -> str:
     if isinstance(error, OutOfMemory):
         return "killed" if "SIGKILL" in error.what else OUT_OF_MEMORY
     if isinstance(error, WorkerDied):
-        return "timed out" if "timeout_s" in error.what else "crashed"
+        return TIMED_OUT if "timeout_s" in error.what else "crashed"
     return "failed"
 
 

@@ -11,6 +11,8 @@ from hotlap.base.stats import MIN_SAMPLES_FOR
 
 OK = "ok"
 OUT_OF_MEMORY = "out of memory"
+TIMED_OUT = "timed out"
+OUT_OF_BUDGET = "out of budget"
 MEMORY_DEATHS = (OUT_OF_MEMORY, "killed")
 """Ends that a smaller batch may avoid."""
 PROCESS_NOISE = 0.01
@@ -42,7 +44,7 @@ class Row:
     tail: int = 0
     """Samples of the ragged end that was run as well; 0 for none."""
     status: str = OK
-    """ok, out of memory, killed, timed out, crashed or failed."""
+    """ok, out of memory, killed, timed out, out of budget, crashed or failed."""
     why: str = ""
     wall_ms: list[float] = field(default_factory=list)
     interval_ms: list[float] = field(default_factory=list)
@@ -87,6 +89,10 @@ class GateRow:
     why: str = ""
     """Why it did not pass, or could not be judged."""
     seconds: float = 0.0
+
+    @property
+    def is_judged(self) -> bool:
+        return bool(self.check)
 
 
 @dataclass(frozen=True, kw_only=True)

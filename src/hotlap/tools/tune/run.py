@@ -31,7 +31,7 @@ from hotlap.records.tuned import (
     write_profile,
 )
 from hotlap.tools.tune.budget import Budget, spent
-from hotlap.tools.tune.config import TuneConfig, changed_settings, find_search
+from hotlap.tools.tune.config import TuneConfig, changed_settings, cut_short, find_search
 from hotlap.tools.tune.contest import CLOSE
 from hotlap.tools.tune.export import check_folder, write_exports
 from hotlap.tools.tune.goal import Goal
@@ -52,10 +52,17 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
         check_folder(config.export)  # not after minutes of search
     emit(events.start("tune", None, f"loading {config.target}"))
     try:
-        with own_or_lent(COMPILERS) as nursery:
+        with own_or_lent(_imported_first(config)) as nursery:
             return _tune(config, emit, nursery, sources or {})
     finally:
         emit(events.finish("tune"))
+
+
+def _imported_first(config: TuneConfig) -> tuple[str, ...]:
+    """What trials need beside torch, and a budget too short to compile in does not: importing it takes seconds."""
+    if config.budget_s > Budget.compiled_guess_s and set(config.compile) != {"none"}:
+        return COMPILERS
+    return COMPILERS[:1] if config.mode == "train" else ()
 
 
 def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, str]) -> RunRecord:
@@ -195,9 +202,11 @@ class _Run:
         self.folder = Path(before.path).parent
         fresh = begin("tune", before.name, self.config, sources, self.environment)
         self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
-        rows = [decode(Row, row) for row in found.get("rows", [])]
+        again = cut_short(before, self.config)
+        rows = [row for row in (decode(Row, row) for row in found.get("rows", [])) if row.status not in again]
+        gates = [decode(GateRow, gate) for gate in found.get("gates", [])]
         self.notes.append(f"Resumed with {len(rows)} trials of an earlier start.")
-        return rows, [decode(GateRow, gate) for gate in found.get("gates", [])], list(before.gates)
+        return rows, [gate for gate in gates if gate.is_judged or not again], list(before.gates)
 
     def search(self) -> None:
         self._save()

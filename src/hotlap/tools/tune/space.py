@@ -140,6 +140,7 @@ def make_space(
     specs = [parse_arm(name) for name in arms]
     for spec in specs:
         refuse_batch(spec, "--batch")
+        _refuse_others(spec)
     if len({(spec.device, spec.index) for spec in specs}) > 1:
         raise UsageError(f"arms = {', '.join(arms)} are of several devices", expected="arms of one device")
     if specs and device and parse_arm(device).torch_device != specs[0].torch_device:
@@ -174,6 +175,20 @@ def make_space(
         compiled=tuple(_compiled(plain, about, graphs, compile_modes)),
         **bounds,
     )
+
+
+def _refuse_others(spec: ArmSpec) -> None:
+    """Refuses arms that no profile can hold: a file has one shape and no ragged tail, and tuned is no settings yet."""
+    if spec.form:
+        raise UsageError(
+            f"arm {spec.name!r}: {spec.form} is a file of one shape, which a search cannot choose",
+            remedy="'hotlap export' makes such files, of what a search has chosen, and measures them",
+        )
+    if spec.tuned:
+        raise UsageError(
+            f"arm {spec.name!r}: tuned stands for what a bench finds before its timing",
+            remedy="Leave --arms out: the search tries the settings of the CPU itself",
+        )
 
 
 def _plain(specs: list[ArmSpec], device: str, about: Description) -> ArmSpec:

@@ -12,10 +12,10 @@ from hotlap.measure.trial import TOLD
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
-from hotlap.tools.tune.contest import CLOSE
+from hotlap.tools.tune.contest import CLOSE, fell, process_noise
 from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimate, estimates
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner, or of one that came before it, whose last run put it behind another; a lap passes it on."""
@@ -76,7 +76,7 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
 
 
 def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estimate, goal: Goal) -> list[str]:
-    """Says why the table shows another right one well above the winner: the last run of one of them was slower."""
+    """Says why the table shows another right one well above the winner, or that the winner's last run belied it."""
     right = {name for name, gate in gates.items() if gate.passed}
     last = {row.config: row for row in rows if row.tail}
     died = {config for config, row in last.items() if not row.ok}  # which is told as a refusal
@@ -86,15 +86,22 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
     ranked = goal.order(known)
     first = max(ranked, key=lambda one: one.rate, default=winner)
     tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
+    own = last.get(winner.config)
     if winner.rate >= tolerated * first.rate:
-        return []
-    had = format_rate(first.rate)
-    if first.config in last:
-        after = format_rate(last[first.config].samples_per_s or 0.0)
-        told = f"{first.config} was passed over, for {OVERTAKEN}: {after} after {had}"
+        if own is None or not fell(winner, own, process_noise(rows)):
+            return []
+        told = f"{OVERTAKEN}: {_slowed(rows, own)}"
+    elif first.config in last:
+        told = f"{first.config} was passed over, for {OVERTAKEN}: {_slowed(rows, last[first.config])}"
     else:
-        told = f"{OVERTAKEN}; {first.config} had {had} in its own"
+        told = f"{OVERTAKEN}; {first.config} had {format_rate(first.rate)} in its own"
     return [f"{told}. Other work on this machine may be why: search again when it is idle"]
+
+
+def _slowed(rows: Sequence[Row], last: Row) -> str:
+    """The rate of a last run beside that of the trials before it."""
+    before = estimate([row for row in rows if row.config == last.config and row is not last])
+    return f"{format_rate(last.samples_per_s or 0.0)} after {format_rate(before.rate if before else 0.0)}"
 
 
 def _cost_line(best: Estimate) -> str:
@@ -109,16 +116,16 @@ def _lines(rows: Sequence[Row], gates: Mapping[str, GateRow], refused: Mapping[s
     ends = Counter(row.status for row in rows)
     told = ", ".join(f"{count} {status}" for status, count in ends.items())
     lines = [f"{format_count(len(rows), 'trial')} in {format_s(spent(rows, gates))}: {told}"] if rows else []
-    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows)
+    lines += [f"refused {what}: {why}" for what, why in refused.items()] + _failures(rows, refused)
     told_of = [f"{row.arm}: {note}" for row in rows for note in row.notes if note.startswith(TOLD)]
     return lines + list(dict.fromkeys(told_of))
 
 
-def _failures(rows: Sequence[Row]) -> list[str]:
-    """Why arms did not run, each once, where the table's word does not say it: of memory there is no more to say."""
+def _failures(rows: Sequence[Row], refused: Mapping[str, str]) -> list[str]:
+    """Why arms did not run, each once, where no other word says it: of memory and refusals there is no more to say."""
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
-        if row.why and not row.ok and row.status not in MEMORY_DEATHS:
+        if row.why and not row.ok and row.status not in MEMORY_DEATHS and refused.get(str(row.config)) != row.why:
             first.setdefault((row.arm, row.status), row)
     told = [f"{row.config} {row.status}: {row.why}" for row in first.values()]
     more = [f"and {len(told) - MOST_FAILURES} more that did not run; the page has them"]

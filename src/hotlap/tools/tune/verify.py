@@ -12,7 +12,7 @@ from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.tuned import with_profile
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.fingerprint import Question, ask_key, on_device
 from hotlap.measure.process import run_job
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
@@ -64,12 +64,12 @@ def _find(config: TuneConfig) -> TunedProfile:
     )
     found = ProfileStore().find(ask_key(question))
     if found.profile is None or found.stale:
-        why = f"; the one in {found.path} is stale: {'; '.join(found.stale)}" if found.profile else ""
+        why = [f"the one in {found.path} is stale: {'; '.join(found.stale)}"] if found.profile else []
         raise RecordError(
-            f"no tuned profile of {config.target!r} for {config.mode} holds here{why}",
+            "; ".join([f"no tuned profile of {config.target!r} for {config.mode} holds here", *why, *found.broken]),
             remedy=f"'hotlap tune {config.target} --for {config.mode}' makes one",
         )
-    return found.profile
+    return on_device(found.profile, config.device)
 
 
 def _job(config: TuneConfig, profile: TunedProfile, emit: Emit) -> dict[str, Any]:
