@@ -59,10 +59,10 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
 
 def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
     """The judgement of the finished model as the last row of the metrics."""
-    told = any(row.step == trainer.step and row.split == "eval" for row in read_journal(folder))
-    if told:  # a training that was over is resumed
+    told = any(row.step >= trainer.step and row.split == "eval" for row in read_journal(folder))
+    if told:  # a training that was over is resumed, or the model is an earlier one than that which was judged last
         return
-    with Journal(folder, resume_step=trainer.step) as journal:
+    with Journal(folder) as journal:
         epoch = trainer.step * trainer.team.size // len(trainer.stage.cameras)
         journal.log(trainer.step, epoch, "eval", scores)
 

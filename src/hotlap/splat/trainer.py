@@ -175,10 +175,10 @@ class Trainer:
             self.figures["held-out PSNR"] = scores["psnr"]
         return scores
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+    def state_dict(self, *, drawn_alone: bool = False) -> dict[str, Any]:
+        """All that the next step depends on; or, in a third of the room, what the model does."""
         return {
-            "state": self.state.state_dict(),
+            "state": self.state.state_dict(drawn_alone=drawn_alone),
             "beside": {name: part.state_dict() for name, part in self.beside.parts().items()},
             "guard": self.guard.state_dict(),
             "loss_sum": self.train_step.loss_sum.cpu().clone(),
