@@ -25,6 +25,8 @@ from hotlap.splat.pictures import Pictures
 from hotlap.splat.trainer import Trainer
 
 MODEL, RESULTS, SCORES, CAMERAS, CURVES = "model.ply", "results.json", "scores.csv", "cameras.json", "curves.png"
+PICTURES = "pictures"
+"""The folder of pictures beside their photographs."""
 SHEET, SHEET_ROWS = "sheet.jpg", 4
 """Some of the pictures beside their photographs in one small file, and how many."""
 REMEDY = "Free some space or choose another folder"
@@ -79,7 +81,7 @@ def judge_all(
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
             rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / "pictures" / files[score.name], rows[-1])
+            save_picture(folder / PICTURES / files[score.name], rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))

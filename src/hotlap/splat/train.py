@@ -28,10 +28,11 @@ from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.splat.apart import check_apart, scene_folders
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import close_training
+from hotlap.splat.outcome import PICTURES, close_training
 from hotlap.splat.stage import Stage, open_stage, scene_place
 from hotlap.splat.strategy import Explosion
 from hotlap.splat.team import Together
@@ -92,6 +93,8 @@ def train_model(
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
+        if config.out:
+            check_apart(Path(config.out), scene_folders(stage.scene), (CHECKPOINTS, PICTURES), stage.scene.folder)
         folder = _make_folder(config) if leads else Path(config.out or ".")
         with alone_in(folder, wait_s=LEAVE_S, say=lambda text: emit(events.note(text))) if leads else nullcontext():
             if leads and not config.resume:
@@ -323,6 +326,8 @@ def _check_folder(config: SplatTrainConfig) -> None:
     """Refuses a folder that holds another training, before anything is read."""
     if config.resume and not config.out:
         raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
+    if config.out and config.scene:
+        check_apart(Path(config.out), [Path(config.scene)])  # its folders are looked at when they are known
     if config.resume:
         _check_same(config, Path(config.out))
         return
