@@ -107,6 +107,14 @@ def test_a_best_that_was_lost_is_told_with_how_to_keep_it(settings):
     assert rows == [0, 10, 20], "the fall is not forgotten"
 
 
+def test_a_training_begun_anew_in_the_folder_of_one_that_stopped_has_metrics_of_its_own(settings):
+    config = settings(steps=20, eval_every=10, strategy="none", abort_psnr_drop=2)
+    assert train(config, watch=spoiled_at(10)).status == "stopped"
+    assert train(config).status == "complete"
+    rows = [(row.step, row.split) for row in read_journal(Path(config.out))]
+    assert rows == [(0, "eval"), (10, "train"), (10, "eval"), (20, "train"), (20, "eval")]
+
+
 def test_numbers_that_are_none_leave_the_best_that_was_judged(settings):
     config = settings(eval_every=15, steps=40, strategy="none")
     record = train(config, watch=spoiled_at(20, float("nan")))

@@ -197,8 +197,8 @@ class Keeper:
     def fit(self, watch: Watch | None) -> None:
         """Makes all steps that are left."""
         trainer, config = self.trainer, self.config
-        resumed = trainer.step if config.resume else None
-        journal = Journal(self.folder, resume_step=resumed) if self.writes else None
+        # One that begins anew drops all rows: those of a training that ended here before its first checkpoint.
+        journal = Journal(self.folder, resume_step=trainer.step if config.resume else -1) if self.writes else None
         self.emit(events.start("train", config.steps))
         try:
             if trainer.step == 0 and 0 < config.eval_every < config.steps:
