@@ -133,6 +133,23 @@ def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):
     assert record.extra["outcome"]["steps"] == 10, "nothing was wrong with what was there"
 
 
+def test_a_training_that_would_lose_all_splats_stops_with_those_it_has(settings):
+    config = settings(prune_opacity=0.98, reset_every=0)
+    record = train(config)
+    assert record.status == "stopped" and record.verdict.exit_code == 1
+    assert "after 10 steps would remove all 400 splats" in record.notes[0]
+    assert "Lower --prune-opacity = 0.98" in record.notes[0]
+    assert len(read_splats(Path(config.out) / MODEL)) == 400
+
+
+def test_a_last_splat_without_numbers_ends_a_training(settings):
+    def spoil(step, trainer):
+        trainer.state.alive("means").fill_(float("nan"))
+
+    record = train(settings(strategy="none", start_splats=1), watch=spoil)
+    assert record.status == "stopped" and "1 of 1 splats had numbers that are not finite" in record.notes[0]
+
+
 def test_a_training_that_stops_before_its_first_checkpoint_leaves_what_can_be_drawn(settings):
     heard = []
 

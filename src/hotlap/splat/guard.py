@@ -58,7 +58,7 @@ class Guard:
         num = int(lost.sum())
         if not num:
             return 0
-        if num > max(1, MOST_LOST * state.count):
+        if num > max(1, MOST_LOST * state.count) or num == state.count:
             raise Stopped(
                 f"{num} of {state.count} splats had numbers that are not finite after {step} steps",
                 remedy="Lower the rates (--lr-means, --lr-scales)",

@@ -34,7 +34,7 @@ from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
 from hotlap.splat.outcome import PICTURES, close_training
 from hotlap.splat.stage import Stage, open_stage, scene_place
-from hotlap.splat.strategy import Explosion
+from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
 from hotlap.splat.viewer import check_port
@@ -153,10 +153,10 @@ def _fit(keeper: Keeper, watch: Watch | None) -> tuple[str, str]:
     """How the training ended, and why if it was stopped; the model is then the best there was."""
     try:
         keeper.fit(watch)
-    except (Stopped, Explosion) as error:
+    except (Stopped, Refused) as error:
         keeper.emit(events.warn(f"stopped: {error}"))
         keeper.stopped_at = (keeper.trainer.step, keeper.trainer.seconds)
-        if isinstance(error, Stopped) and keeper.writes:  # an explosion is told before anything is changed
+        if isinstance(error, Stopped) and keeper.writes:  # a densification is refused before anything is changed
             keeper.take_best(has_fallen=isinstance(error, Fallen))
         return "stopped", str(error)
     return "complete", ""
