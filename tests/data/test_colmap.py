@@ -218,6 +218,20 @@ def test_no_points_and_points_that_are_not_finite(folder):
     np.testing.assert_array_equal(first.points, second.points)
 
 
+@pytest.mark.parametrize(("away", "is_told"), [(1e3, False), (6.4e6, True)])
+def test_a_scene_where_float32_is_too_coarse_is_told(folder, away, is_told):
+    """Cameras within 3 of each other, and a place on the earth's surface seen from its middle."""
+    shift = np.array([0.0, 0.0, away])
+    model = model_of(folder)
+    images = [
+        changed(image, shift=tuple(np.array(image.shift) - pose_of(image)[:3, :3] @ shift)) for image in model.images
+    ]
+    rewrite(folder, images=tuple(images), points=model.points + shift)
+    notes = read_scene(folder).notes()
+    assert bool(notes) == is_told
+    assert not notes or ("lies 6.4e+06 from the origin" in notes[0] and "placed to 0.5," in notes[0])
+
+
 def test_poses_that_are_none_are_refused(folder):
     images = model_of(folder).images
     for fields in ({"quat": (0.0, 0.0, 0.0, 0.0)}, {"shift": (0.0, float("nan"), 0.0)}, {"quat": (1.0, 1e400, 0, 0)}):
