@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotlap.base.errors import ConfigError
 from hotlap.cli.main import run
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.scene import read_scene
@@ -107,9 +108,22 @@ def test_a_best_that_was_lost_is_told_with_how_to_keep_it(settings):
     assert rows == [0, 10, 20], "the fall is not forgotten"
 
 
-def test_a_training_begun_anew_in_the_folder_of_one_that_stopped_has_metrics_of_its_own(settings):
+def test_a_model_that_was_left_is_not_overwritten(settings):
     config = settings(steps=20, eval_every=10, strategy="none", abort_psnr_drop=2)
     assert train(config, watch=spoiled_at(10)).status == "stopped"
+    left = (Path(config.out) / MODEL).read_bytes()
+    with pytest.raises(ConfigError, match=r"out = '.*' holds the model\.ply of another training"):
+        train(replace(config, seed=1))
+    assert (Path(config.out) / MODEL).read_bytes() == left
+
+
+def test_a_training_begun_anew_in_the_folder_of_one_that_was_ended_has_metrics_of_its_own(settings):
+    def leave(step, trainer):
+        raise KeyboardInterrupt
+
+    config = settings(steps=20, eval_every=10, strategy="none")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, watch=leave)
     assert train(config).status == "complete"
     rows = [(row.step, row.split) for row in read_journal(Path(config.out))]
     assert rows == [(0, "eval"), (10, "train"), (10, "eval"), (20, "train"), (20, "eval")]

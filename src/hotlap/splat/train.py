@@ -32,7 +32,7 @@ from hotlap.splat.apart import check_apart, scene_folders
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import PICTURES, close_training
+from hotlap.splat.outcome import MODEL, PICTURES, close_training
 from hotlap.splat.stage import Stage, open_stage, scene_place
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
@@ -336,6 +336,11 @@ def _check_folder(config: SplatTrainConfig) -> None:
         raise ConfigError(
             f"out = {config.out!r} holds a training of {there[-1]} steps",
             remedy="Go on with --resume, or choose another folder",
+        )
+    if config.out and (Path(config.out) / MODEL).exists():  # that of a training which stopped before its first one
+        raise ConfigError(
+            f"out = {config.out!r} holds the {MODEL} of another training",
+            remedy="Choose another folder, or move that one away",
         )
 
 
