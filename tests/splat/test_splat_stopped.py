@@ -108,6 +108,27 @@ def test_a_best_that_was_lost_is_told_with_how_to_keep_it(settings):
     assert rows == [0, 10, 20], "the fall is not forgotten"
 
 
+def test_what_is_judged_after_a_resume_does_not_displace_a_better_checkpoint(settings):
+    def leave(step, trainer):
+        if step == 30:
+            raise KeyboardInterrupt
+
+    def spoil(step, trainer):
+        if step == 30:
+            trainer.state.alive("colors")[:, 0] += 1.5
+        if step == 40:
+            trainer.state.alive("colors").fill_(30.0)
+
+    config = settings(eval_every=10, checkpoint_every=20, steps=50, abort_psnr_drop=4, strategy="none")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, watch=leave)
+    record = train(replace(config, resume=True), watch=spoil)
+    rows = {row.step: row.values["psnr"] for row in read_journal(Path(config.out)) if row.split == "eval"}
+    assert rows[20] - 4 < rows[30] < rows[20] and rows[40] < rows[20] - 4
+    assert record.status == "stopped" and record.extra["outcome"]["steps"] == 20
+    assert record.extra["outcome"]["held_out"]["psnr"] == pytest.approx(rows[20], abs=1e-6)
+
+
 def test_a_model_that_was_left_is_not_overwritten(settings):
     config = settings(steps=20, eval_every=10, strategy="none", abort_psnr_drop=2)
     assert train(config, watch=spoiled_at(10)).status == "stopped"
