@@ -159,11 +159,13 @@ def test_numbers_that_are_none_leave_the_best_that_was_judged(settings):
     assert outcome["held_out"]["psnr"] == pytest.approx(rows[15], abs=1e-6)
 
 
-def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path):
+@pytest.mark.parametrize("checkpoint_every", [0, 5])
+def test_an_explosion_of_splats_stops_with_a_diagnosis(settings, tmp_path, checkpoint_every):
     folder = tmp_path / "dense"
     write_drawn_scene(folder, DrawnScene(num_views=4, width=32, height=24, num_points=1500))
-    config = settings(scene=str(folder), densify_grad=0.0, abort_growth=1.2, checkpoint_every=5)
+    config = settings(scene=str(folder), densify_grad=0.0, abort_growth=1.2, checkpoint_every=checkpoint_every)
     record = train(config)
+    assert record.extra["outcome"]["seconds"] > 0
     assert record.status == "stopped" and "abort_growth = 1.2 times" in record.notes[0]
     assert record.extra["outcome"]["steps"] == 10, "nothing was wrong with what was there"
 
