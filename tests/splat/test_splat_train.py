@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -330,6 +331,16 @@ def test_a_training_of_several_processes_is_not_gone_on_with_by_another_number(s
     monkeypatch.undo()
     with pytest.raises(ConfigError, match=r"is of a training in 2 processes, and there are 1 now\. Expected 2"):
         train(settings(steps=10, resume=True))
+    record = load_record(Path(settings().out) / "record.json")
+    assert record.status == "complete", "what was refused does not run, and what was there is not forgotten"
+
+
+def test_a_run_has_the_name_of_its_scene_wherever_one_stands(settings, scene_folder, monkeypatch, tmp_path):
+    where = tmp_path / "garden"
+    shutil.copytree(scene_folder, where)
+    monkeypatch.chdir(where)
+    train(settings(scene=".", out="", steps=2, strategy="none"))
+    assert [path.name for path in (where / "runs").iterdir()] == ["splat-garden"]
 
 
 def test_what_cannot_be_resumed_is_told(settings, tmp_path):

@@ -33,11 +33,11 @@ from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
 from hotlap.splat.outcome import MODEL, PICTURES, close_training
-from hotlap.splat.stage import Stage, open_stage, scene_place
+from hotlap.splat.stage import open_stage, scene_place
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
-from hotlap.splat.viewer import check_port
+from hotlap.splat.viewer import check_port, require_viser
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 FREE = (
@@ -86,6 +86,7 @@ def train_model(
         torch.cuda.set_device(device)
     _check_alone(config, place)
     if config.view is not None:
+        require_viser()
         check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
@@ -102,10 +103,10 @@ def train_model(
                 _write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
-            record = keeper.begin(sources or {})
             keeper.resume()
             with live_view(config.view, trainer, emit) as show:
-                record = _follow(keeper, record, stage, _all_of(watch, show))
+                record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
+                record = _follow(keeper, record, _all_of(watch, show))
             return Trained(record=record, folder=folder, trainer=trainer)
     finally:
         stage.close()
@@ -134,7 +135,7 @@ def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
             )
 
 
-def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None) -> RunRecord:
+def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord:
     """The record of a training that has been brought to its end, whatever that is."""
     try:
         status, why = _fit(keeper, watch)
@@ -346,7 +347,7 @@ def _check_folder(config: SplatTrainConfig) -> None:
 
 def _make_folder(config: SplatTrainConfig) -> Path:
     """The folder of this training."""
-    name = f"splat-{Path(config.scene).name or config.scene}"
+    name = f"splat-{Path(config.scene).resolve().name or config.scene}"
     folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
     if config.resume:
         return folder
