@@ -383,6 +383,26 @@ def test_masks_are_found_by_either_name(folder):
     assert [view.mask is not None for view in read_scene(folder).views[:3]] == [True, True, False]
 
 
+def test_masks_that_belong_to_no_view_are_told(folder):
+    (folder / "masks").mkdir()
+    for number in range(9):
+        Image.new("L", (24, 16), 255).save(folder / "masks" / f"mask_{number}.png")
+    told = "9 masks have no view's name and are not used: 'mask_0.png', 'mask_1.png', 'mask_2.png', ..."
+    assert read_scene(folder).notes() == (told,)
+    (folder / "masks" / "mask_0.png").rename(folder / "masks" / "view_000.png")
+    assert read_scene(folder).notes() == (), "masks of some views, and of pictures without a camera, are usual"
+
+
+def test_masks_of_names_with_backslashes_are_found(folder):
+    images = model_of(folder).images
+    for part in ("images", "masks"):
+        (folder / part / "left").mkdir(parents=True)
+    (folder / "images" / images[0].name).rename(folder / "images" / "left" / images[0].name)
+    Image.new("L", (24, 16), 0).save(folder / "masks" / "left" / f"{images[0].name}.png")
+    rewrite(folder, images=(changed(images[0], name=f"left\\{images[0].name}"), *images[1:]))
+    assert [view.name for view in read_scene(folder).views if view.mask] == [f"left\\{images[0].name}"]
+
+
 def test_a_mask_of_another_shape_than_its_picture_is_refused(folder):
     (folder / "masks").mkdir()
     for size in ((48, 32), (12, 8)):  # larger and smaller ones are scaled

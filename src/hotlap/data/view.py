@@ -82,6 +82,8 @@ class Scene:
     """Names of views that were left out because their pictures are not there."""
     unused: tuple[str, ...] = ()
     """Pictures in the folder that no view names."""
+    idle_masks: tuple[str, ...] = ()
+    """Masks that are there, where no view has one."""
     num_bad_points: int = 0
     """Points that were left out because a coordinate is not finite."""
 
@@ -110,6 +112,10 @@ class Scene:
             said.append(f"{len(self.missing)} views have no picture and are left out: {first_few(self.missing)}")
         if self.unused:
             said.append(f"{len(self.unused)} pictures belong to no view: {first_few(self.unused)}")
+        if self.idle_masks:
+            said.append(
+                f"{len(self.idle_masks)} masks have no view's name and are not used: {first_few(self.idle_masks)}"
+            )
         if self.num_bad_points:
             said.append(f"{self.num_bad_points} points with coordinates that are not finite are left out")
         if self.random_points:
