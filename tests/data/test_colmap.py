@@ -218,6 +218,20 @@ def test_no_points_and_points_that_are_not_finite(folder):
     np.testing.assert_array_equal(first.points, second.points)
 
 
+@pytest.mark.parametrize(("away", "is_told"), [(1e3, False), (6.4e6, True)])
+def test_a_scene_where_float32_is_too_coarse_is_told(folder, away, is_told):
+    """Cameras within 3 of each other, and a place on the earth's surface seen from its middle."""
+    shift = np.array([0.0, 0.0, away])
+    model = model_of(folder)
+    images = [
+        changed(image, shift=tuple(np.array(image.shift) - pose_of(image)[:3, :3] @ shift)) for image in model.images
+    ]
+    rewrite(folder, images=tuple(images), points=model.points + shift)
+    notes = read_scene(folder).notes()
+    assert bool(notes) == is_told
+    assert not notes or ("lies 6.4e+06 from the origin" in notes[0] and "placed to 0.5," in notes[0])
+
+
 def test_poses_that_are_none_are_refused(folder):
     images = model_of(folder).images
     for fields in ({"quat": (0.0, 0.0, 0.0, 0.0)}, {"shift": (0.0, float("nan"), 0.0)}, {"quat": (1.0, 1e400, 0, 0)}):
@@ -367,6 +381,26 @@ def test_masks_are_found_by_either_name(folder):
     assert load_view(first).mask.all() and not load_view(second).mask.any() and third.mask is None
     (folder / "images").rename(folder / "input")
     assert [view.mask is not None for view in read_scene(folder).views[:3]] == [True, True, False]
+
+
+def test_masks_that_belong_to_no_view_are_told(folder):
+    (folder / "masks").mkdir()
+    for number in range(9):
+        Image.new("L", (24, 16), 255).save(folder / "masks" / f"mask_{number}.png")
+    told = "9 masks have no view's name and are not used: 'mask_0.png', 'mask_1.png', 'mask_2.png', ..."
+    assert read_scene(folder).notes() == (told,)
+    (folder / "masks" / "mask_0.png").rename(folder / "masks" / "view_000.png")
+    assert read_scene(folder).notes() == (), "masks of some views, and of pictures without a camera, are usual"
+
+
+def test_masks_of_names_with_backslashes_are_found(folder):
+    images = model_of(folder).images
+    for part in ("images", "masks"):
+        (folder / part / "left").mkdir(parents=True)
+    (folder / "images" / images[0].name).rename(folder / "images" / "left" / images[0].name)
+    Image.new("L", (24, 16), 0).save(folder / "masks" / "left" / f"{images[0].name}.png")
+    rewrite(folder, images=(changed(images[0], name=f"left\\{images[0].name}"), *images[1:]))
+    assert [view.name for view in read_scene(folder).views if view.mask] == [f"left\\{images[0].name}"]
 
 
 def test_a_mask_of_another_shape_than_its_picture_is_refused(folder):

@@ -285,6 +285,9 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
     assert 0 < len(some) < len(whole) and (some.logit_opacities >= np.log(0.1 / 0.9) - 1e-5).all()
     with pytest.raises(ConfigError, match="min_opacity = 2 is not valid"):
         export(SplatExportConfig(model=str(trained), out=str(tmp_path / "x.ply"), min_opacity=2))
+    with pytest.raises(DataError, match=rf"nothing is left of the {len(whole)} splats of '.*Lower --min-opacity"):
+        export(SplatExportConfig(model=str(trained), out=str(tmp_path / "x.ply"), min_opacity=0.99999))
+    assert not (tmp_path / "x.ply").exists()
     with pytest.raises(ConfigError, match="no out was given"):
         export(SplatExportConfig(model=str(trained)))
 

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from shutil import copytree
 
+import psutil
 import pytest
+import torch
 from PIL import Image
 
 from hotlap.base.errors import DataError
+from hotlap.base.events import ignore
 from hotlap.splat.config import config_with
+from hotlap.splat.stage import open_stage
 from hotlap.splat.train import train
 
 
@@ -34,3 +38,15 @@ def test_a_picture_that_is_too_large_is_refused_in_one_paragraph(scene_folder, t
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, "Pillow's warning is not shown"
     assert "view_003.png' cannot be read: 12000x8000 pixels are more than" in done.stderr
+
+
+@pytest.mark.parametrize(("smaller", "place"), [({}, "disk"), ({"scale": 0.5}, "device"), ({"max_side": 24}, "device")])
+def test_pictures_are_kept_where_they_have_room_at_the_size_they_are_kept_at(scene_folder, monkeypatch, smaller, place):
+    """14 of them: 64,512 bytes as they are, a quarter of it at half their size."""
+    memory = psutil.virtual_memory()._replace(available=100_000)
+    monkeypatch.setattr("hotlap.splat.pictures.psutil.virtual_memory", lambda: memory)
+    stage = open_stage(config_with(scene=str(scene_folder), device="cpu", **smaller), torch.device("cpu"), ignore)
+    try:
+        assert stage.pictures.place == place
+    finally:
+        stage.close()

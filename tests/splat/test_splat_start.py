@@ -86,6 +86,9 @@ def test_a_scene_without_points_is_refused():
     scene = replace(grid_scene(), points=np.zeros((3, 3), np.float32), colors=np.zeros((3, 3), np.uint8))
     with pytest.raises(DataError, match=r"'grid' has 3 points to begin with. Expected at least 4"):
         start_splats(scene, scene.views, config_with(), 10.0)
+    scene = replace(grid_scene(), points=np.tile(np.float32([0, 0, -9]), (64, 1)))
+    with pytest.raises(DataError, match=r"has 64 points to begin with, of which the picture '.*' shows 0\. Expected"):
+        start_splats(scene, scene.views[:1], config_with(image_index=0), 10.0)
 
 
 def test_the_extent_is_the_cameras_distance_from_their_middle_and_of_one_the_points():

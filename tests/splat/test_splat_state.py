@@ -57,6 +57,26 @@ def test_growing_over_and_over_keeps_every_row(device):
     assert state.count == 7 and torch.equal(state.alive("means"), first)
 
 
+@pytest.mark.parametrize("mode", ["dense", "lazy"])
+def test_what_is_drawn_can_be_kept_alone_and_put_back(device, mode):
+    state = make_state(10, device, mode)
+    make_steps(state, 3)
+    state.flush()
+    want = {name: state.alive(name).clone() for name in LEARNABLE}
+    kept = state.state_dict(drawn_alone=True)
+    assert set(kept["arrays"]) == set(LEARNABLE) and all(one.device.type == "cpu" for one in kept["arrays"].values())
+    make_steps(state, 2)
+    state.take(torch.arange(6, device=device))
+    state.load_state_dict(kept)
+    state.flush()
+    assert state.count == 10 and int(state.adam.step) == 3
+    assert all(torch.equal(state.alive(name), want[name]) for name in LEARNABLE)
+    assert not state.alive("first.means").any() and not state.alive("second.colors").any()
+    del kept["arrays"]["quats"]
+    with pytest.raises(KeyError):  # half of what a file should hold is no model
+        state.load_state_dict(kept)
+
+
 def test_rows_behind_the_last_splat_hold_what_no_camera_draws():
     one = {name: torch.full((1, 4 if name == "quats" else 3), DEAD[name]) for name in ("means", "quats", "scales")}
     from hotlap.kernels.splat.frame import Splats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from pathlib import Path
 
 import fake_viser
 import numpy as np
@@ -329,6 +330,14 @@ def test_without_viser_the_extra_is_named(monkeypatch, port, trained):
     monkeypatch.setitem(sys.modules, "viser", None)
     with pytest.raises(EnvironmentUnusable, match=r"viser, which is not installed.*hotlap\[view\]"):
         view(SplatViewConfig(model=str(trained[0]), port=port, device="cpu"))
+
+
+def test_a_training_that_cannot_be_shown_is_not_begun(monkeypatch, port, settings):
+    config = settings(view=port, scene="nowhere")
+    monkeypatch.setitem(sys.modules, "viser", None)
+    with pytest.raises(EnvironmentUnusable, match="viser, which is not installed"):  # before the scene is read
+        train(config)
+    assert not Path(config.out).exists()
 
 
 def test_what_is_no_model_is_told(viser):

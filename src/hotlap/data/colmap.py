@@ -111,26 +111,33 @@ def read_colmap(
     if bare:
         points, colors = random_points(views, None)
     held_out = read_split(scene, model_folder)
+    idle_masks = () if any(view.mask for view in posed) else _unused(_mask_folders(scene, pictures)[-1], set())
     return Scene(
         folder=scene, views=views, points=points, colors=colors, random_points=bare, num_bad_points=num_bad,
         white_background=white_background if any(head.transparent for head in heads) else None,
         held_out=None if held_out is None else with_names_of(held_out, views, scene),
-        missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}),
+        missing=tuple(missing), unused=_unused(pictures, {view.image for view in posed}), idle_masks=idle_masks,
     )  # fmt: skip
 
 
 def _find_pictures(scene: Path, pictures: Path, model: ColmapModel) -> tuple[list[Posed], list[str]]:
     """The model's views with their pictures and masks, and the names of those without a picture."""
-    suffix = pictures.name.removeprefix("images") if pictures.name.startswith("images_") else ""
-    masks = [scene / f"masks{suffix}", scene / "masks"]
+    masks = _mask_folders(scene, pictures)
     posed, missing = [], []
     for image in model.images:
-        found = find_picture(pictures, _safe_name(image))
+        name = _safe_name(image)
+        found = find_picture(pictures, name)
         if found is None:
             missing.append(image.name)
         else:
-            posed.append(_posed(model, image, found, find_mask(masks, image.name)))
+            posed.append(_posed(model, image, found, find_mask(masks, name)))
     return posed, missing
+
+
+def _mask_folders(scene: Path, pictures: Path) -> list[Path]:
+    """Where masks may be: for ``images_4``, ``masks_4`` before ``masks``."""
+    suffix = pictures.name.removeprefix("images") if pictures.name.startswith("images_") else ""
+    return [scene / name for name in dict.fromkeys((f"masks{suffix}", "masks"))]
 
 
 def read_split(scene: Path, model_folder: Path) -> set[str] | None:

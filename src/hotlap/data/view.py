@@ -15,6 +15,10 @@ from hotlap.data.pinhole import Lens, Pinhole
 if TYPE_CHECKING:
     import numpy as np
 
+MOST_ROUNDING = 1e-4
+"""Of the distance between cameras: splats are trained in float32, and steps of their centres that are smaller than the
+spacing of its numbers are lost. A step begins with about this much."""
+
 HOLD_OUT_EVERY = 8
 """Every eighth view by name is held out, as all published figures do."""
 
@@ -78,6 +82,8 @@ class Scene:
     """Names of views that were left out because their pictures are not there."""
     unused: tuple[str, ...] = ()
     """Pictures in the folder that no view names."""
+    idle_masks: tuple[str, ...] = ()
+    """Masks that are there, where no view has one."""
     num_bad_points: int = 0
     """Points that were left out because a coordinate is not finite."""
 
@@ -106,11 +112,30 @@ class Scene:
             said.append(f"{len(self.missing)} views have no picture and are left out: {first_few(self.missing)}")
         if self.unused:
             said.append(f"{len(self.unused)} pictures belong to no view: {first_few(self.unused)}")
+        if self.idle_masks:
+            said.append(
+                f"{len(self.idle_masks)} masks have no view's name and are not used: {first_few(self.idle_masks)}"
+            )
         if self.num_bad_points:
             said.append(f"{self.num_bad_points} points with coordinates that are not finite are left out")
         if self.random_points:
             said.append(f"the scene has no points: {len(self.points)} were drawn at random")
-        return tuple(said)
+        return (*said, *self._far_away())
+
+    def _far_away(self) -> tuple[str, ...]:
+        """What is lost where a scene lies so far from the origin that float32 is coarse, as on a map of the earth."""
+        import numpy as np
+
+        places = np.array([view.position() for view in self.views]).reshape(-1, 3)
+        reach = float(np.abs(places).max(initial=0.0))
+        apart = float(np.linalg.norm(places - places.mean(0), axis=1).max(initial=0.0)) if len(places) > 1 else 0.0
+        rounding = float(np.spacing(np.float32(reach)))
+        if not apart or rounding <= MOST_ROUNDING * apart:
+            return ()
+        return (
+            f"the scene lies {reach:.3g} from the origin and its cameras within {apart:.3g}: splats there can only be "
+            f"placed to {rounding:.2g}, and are trained badly; move its cameras and points to the origin",
+        )
 
 
 def first_few(names: tuple[str, ...] | list[str], most: int = 3) -> str:

@@ -127,6 +127,11 @@ class CheckpointStore:
         best = self._noted_best()
         return self.folder / best.name if best and (self.folder / best.name).is_file() else None
 
+    def best_score(self) -> float | None:
+        """Of the best checkpoint; None when none has a score."""
+        best = self._noted_best()
+        return best.score if best and (self.folder / best.name).is_file() else None
+
     def rewind(self, step: int) -> list[Path]:
         """Sets aside, as ``*.superseded``, every checkpoint later than ``step``; their new paths.
 

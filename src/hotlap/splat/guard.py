@@ -25,6 +25,10 @@ class Stopped(HotlapError):
     """The training was ended because going on would only make the result worse."""
 
 
+class Fallen(Stopped):
+    """The held-out PSNR fell: what was judged before is better."""
+
+
 class Guard:
     """Looks after a training; ``state_dict`` goes into checkpoints."""
 
@@ -54,7 +58,7 @@ class Guard:
         num = int(lost.sum())
         if not num:
             return 0
-        if num > max(1, MOST_LOST * state.count):
+        if num > max(1, MOST_LOST * state.count) or num == state.count:
             raise Stopped(
                 f"{num} of {state.count} splats had numbers that are not finite after {step} steps",
                 remedy="Lower the rates (--lr-means, --lr-scales)",
@@ -70,7 +74,7 @@ class Guard:
         if step - self.last_reset < RECOVERY:
             return
         if drop and self.best_psnr - value > drop:
-            raise Stopped(
+            raise Fallen(
                 f"the held-out PSNR fell to {value:.2f} dB at step {step}, {self.best_psnr - value:.2f} dB below "
                 f"its best at step {self.best_step} (abort_psnr_drop = {drop:g})",
                 remedy="Lower the rates or stop densifying earlier (--densify-until)",

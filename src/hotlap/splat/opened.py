@@ -114,6 +114,11 @@ def export(config: SplatExportConfig) -> Path:
             raise ConfigError(f"min_opacity = {config.min_opacity:g} is not valid", expected="0 to below 1")
         opacities = torch.sigmoid(torch.from_numpy(splats.logit_opacities)).numpy()
         splats = splats.take(opacities >= config.min_opacity)
+    if not len(splats) and len(opened.splats):
+        raise DataError(
+            f"nothing is left of the {len(opened.splats)} splats of {config.model!r}",
+            remedy="Lower --min-opacity" if config.min_opacity else "Look at them with 'hotlap splat info'",
+        )
     if config.sh_degree is not None:
         splats = splats.with_degree(config.sh_degree)
     write_splats(config.out, splats)

@@ -25,6 +25,8 @@ from hotlap.splat.pictures import Pictures
 from hotlap.splat.trainer import Trainer
 
 MODEL, RESULTS, SCORES, CAMERAS, CURVES = "model.ply", "results.json", "scores.csv", "cameras.json", "curves.png"
+PICTURES = "pictures"
+"""The folder of pictures beside their photographs."""
 SHEET, SHEET_ROWS = "sheet.jpg", 4
 """Some of the pictures beside their photographs in one small file, and how many."""
 REMEDY = "Free some space or choose another folder"
@@ -59,10 +61,10 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
 
 def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
     """The judgement of the finished model as the last row of the metrics."""
-    told = any(row.step == trainer.step and row.split == "eval" for row in read_journal(folder))
-    if told:  # a training that was over is resumed
+    told = any(row.step >= trainer.step and row.split == "eval" for row in read_journal(folder))
+    if told:  # a training that was over is resumed, or the model is an earlier one than that which was judged last
         return
-    with Journal(folder, resume_step=trainer.step) as journal:
+    with Journal(folder) as journal:
         epoch = trainer.step * trainer.team.size // len(trainer.stage.cameras)
         journal.log(trainer.step, epoch, "eval", scores)
 
@@ -79,7 +81,7 @@ def judge_all(
     for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
         if len(scores) in shown:
             rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / "pictures" / files[score.name], rows[-1])
+            save_picture(folder / PICTURES / files[score.name], rows[-1])
         scores.append(score)
         emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
     emit(events.finish("judge"))

@@ -28,8 +28,10 @@ from hotlap.data.view_pixels import read_head
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
+from hotlap.splat.apart import check_apart
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.motion import Mapper, require_pycolmap
+from hotlap.splat.outcome import PICTURES
 from hotlap.splat.photos_config import SHAPING, SplatPhotosConfig
 from hotlap.splat.train import CHECKPOINTS, train
 
@@ -105,6 +107,7 @@ def find_photos(config: SplatPhotosConfig) -> list[Path]:
     folder = Path(config.folder)
     if not folder.is_dir():
         raise DataError(f"folder = {config.folder!r} is no folder", expected="a folder with photographs")
+    check_apart(Path(config.out), [folder], (SCENE, WORK, CHECKPOINTS, PICTURES))
     found = sorted(
         path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )

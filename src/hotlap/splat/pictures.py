@@ -54,12 +54,12 @@ def load_scaled(view: View, scale: float = 1.0, max_side: int | None = None) -> 
 class Pictures:
     """Pictures by number. All are decoded once at the start, so that a bad one is found before the first step."""
 
-    def __init__(self, views: Sequence[View], load: Load, device: torch.device, place: str = "auto") -> None:
+    def __init__(self, views: Sequence[View], load: Load, device: torch.device, place: str) -> None:
         self._views, self._load, self._device = views, load, device
         self._pool = ThreadPoolExecutor(max_workers=max(1, min(8, os.cpu_count() or 1)))
         self._waiting: OrderedDict[int, Future[Picture]] = OrderedDict()
         self._kept: list[Picture] = []
-        self.place = choose_place(views, device) if place == "auto" else place
+        self.place = place
         pinholes = []
         self.teaches = False
         """Whether a pixel of any picture counts."""
@@ -112,9 +112,11 @@ def planned_camera(view: View, scale: float = 1.0, max_side: int | None = None) 
     return camera.scaled_to(*(max(1, round(side * scale)) for side in sides))
 
 
-def choose_place(views: Sequence[View], device: torch.device) -> str:
-    """Where the pictures of these views have room: on the device, in the host's memory, or on disk."""
-    needed = sum(view.camera.width * view.camera.height * (7 if view.mask else 3) for view in views)
+def choose_place(views: Sequence[View], device: torch.device, scale: float = 1.0, max_side: int | None = None) -> str:
+    """Where these views' pictures, as they are kept, have room: on the device, in the host's memory, or on disk."""
+    cameras = [planned_camera(view, scale, max_side) for view in views]
+    bytes_each = [7 if view.mask else 3 for view in views]
+    needed = sum(one.width * one.height * each for one, each in zip(cameras, bytes_each, strict=True))
     if device.type == "cuda" and needed < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
         return "device"
     if needed < HOST_SHARE * psutil.virtual_memory().available:

@@ -18,11 +18,12 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.picture_file import SUFFIXES, require_pillow
-from hotlap.data.scene import Pinhole
+from hotlap.data.scene import Pinhole, Scene
 from hotlap.device.probe import get_device
 from hotlap.splat.album import as_bytes, file_names, save_picture
+from hotlap.splat.apart import check_apart, scene_folders
 from hotlap.splat.cameras import look_at, orbit
-from hotlap.splat.config import SplatRenderConfig
+from hotlap.splat.config import SplatRenderConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import Opened, open_splats
 from hotlap.splat.outcome import CAMERAS, REMEDY, as_model
@@ -52,12 +53,12 @@ class Shot:
 def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     """The files that were written: PNG files, or one video or GIF."""
     opened, device = open_splats(config.model), get_device(config.device)
-    shots = _sized(find_shots(config, opened), config)
+    out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
+    shots = _sized(find_shots(config, opened, out), config)
     model = opened.model(device)
     if config.background != "auto":
         behind = [1.0, 1.0, 1.0] if config.background == "white" else None
         model = dataclasses.replace(as_model(opened.splats, device, behind), antialiased=model.antialiased)
-    out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
     _check_name(out)
     moving = {VIDEO: write_video, GIF: write_gif}.get(out.suffix.lower())
     if moving is not None:
@@ -111,14 +112,14 @@ def _frames(model: Model, shots: list[Shot], device: torch.device, emit: Emit) -
     emit(events.finish("render"))
 
 
-def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
-    """The cameras that the settings ask for."""
+def find_shots(config: SplatRenderConfig, opened: Opened, out: Path | None = None) -> list[Shot]:
+    """The cameras that the settings ask for; ``out`` must be apart from the scene that they are taken from."""
     if config.frames < 1 or config.fps < 1:
         raise ConfigError(f"frames = {config.frames}, fps = {config.fps} are not valid", expected="at least 1")
     if config.scene and opened.config is None:
         raise ConfigError(f"scene = {config.scene!r} with model = {config.model!r}", expected="a training's folder")
     if config.path == "orbit":
-        return _orbit_shots(config, opened)
+        return _orbit_shots(config, opened, out)
     if config.path != "views":
         return read_path(Path(config.path))
     if opened.config is None:
@@ -128,7 +129,8 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
             remedy="Take --path orbit or a JSON file of cameras",
         )
     settings = opened.settings(config.scene)
-    train, held_out = split_views(open_scene(settings), settings)
+    scene = _scene_apart(settings, out)
+    train, held_out = split_views(scene, settings)
     scale, max_side = settings.scale, settings.max_side
     shots = [
         Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
@@ -140,11 +142,11 @@ def find_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
     return [dataclasses.replace(shot, pose=refined.get(shot.name, shot).pose) for shot in shots]
 
 
-def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
+def _orbit_shots(config: SplatRenderConfig, opened: Opened, out: Path | None) -> list[Shot]:
     """Around what a training's cameras look at; around the middle of the splats where no cameras are known."""
     good = opened.splats.take(~opened.splats.bad())
     if opened.config is not None:
-        scene = open_scene(opened.settings(config.scene))
+        scene = _scene_apart(opened.settings(config.scene), out)
         poses = orbit(scene.views, scene.points, config.frames)
         camera = planned_camera(scene.views[0], opened.config.scale, opened.config.max_side)
     else:
@@ -159,6 +161,14 @@ def _orbit_shots(config: SplatRenderConfig, opened: Opened) -> list[Shot]:
         width, height = PLAIN_SIZE
         camera = Pinhole(width=width, height=height, fx=width, fy=width, cx=width / 2, cy=height / 2)
     return [Shot(name=f"orbit_{n:04d}", pose=pose, camera=camera) for n, pose in enumerate(poses)]
+
+
+def _scene_apart(settings: SplatTrainConfig, out: Path | None) -> Scene:
+    """The scene of a training; refuses to write where its files are."""
+    scene = open_scene(settings)
+    if out is not None:
+        check_apart(out, scene_folders(scene), root=scene.folder)
+    return scene
 
 
 def read_path(path: Path) -> list[Shot]:

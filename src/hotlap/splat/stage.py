@@ -18,7 +18,7 @@ from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.scene import Scene, View, read_scene
 from hotlap.splat.cameras import Cameras, pack_cameras, scene_extent
 from hotlap.splat.config import SplatTrainConfig
-from hotlap.splat.pictures import Pictures, load_scaled, pick_views
+from hotlap.splat.pictures import Pictures, choose_place, load_scaled, pick_views
 
 DRAWN = "drawn"
 """The scene's name that stands for one that is drawn."""
@@ -87,7 +87,9 @@ def open_stage(config: SplatTrainConfig, device: torch.device, emit: Emit) -> St
     train, held_out = split_views(scene, config)
     load = partial(load_scaled, scale=config.scale, max_side=config.max_side)
     emit(events.start("pictures", len(train) + len(held_out), f"{len(train)} to train on"))
-    pictures = Pictures(train, load, device, config.images_on)
+    is_open = config.images_on == "auto"
+    place = choose_place(train, device, config.scale, config.max_side) if is_open else config.images_on
+    pictures = Pictures(train, load, device, place)
     tested = Pictures(held_out, load, device, "disk" if pictures.place == "disk" else "host") if held_out else None
     emit(events.finish("pictures", f"kept on {pictures.place}"))
     if not pictures.teaches:

@@ -27,10 +27,10 @@ def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig
         seen = _seen(points, views[0])
         points, colors = points[seen], colors[seen]
     if len(points) < MIN_POINTS:
-        raise DataError(
-            f"the scene {str(scene.folder)!r} has {len(points)} points to begin with",
-            expected=f"at least {MIN_POINTS}, from structure from motion",
-        )
+        where = f"the scene {str(scene.folder)!r} has {len(scene.points)} points to begin with"
+        if len(points) < len(scene.points):
+            where += f", of which the picture {views[0].name!r} shows {len(points)}"
+        raise DataError(where, expected=f"at least {MIN_POINTS}, from structure from motion")
     most = min(config.start_splats or config.most_splats, config.most_splats)
     if len(points) > most:
         chosen = np.random.default_rng(config.seed).permutation(len(points))[:most]

@@ -130,20 +130,24 @@ class SplatState:
             if name.startswith("stats."):
                 self._arrays[name].zero_()
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, on the CPU."""
-        arrays = {name: self.alive(name).cpu().clone() for name in self._arrays}
+    def state_dict(self, *, drawn_alone: bool = False) -> dict[str, Any]:
+        """All that the next step depends on, on the CPU; or, in a third of the room, what drawing does."""
+        if drawn_alone:
+            arrays = {name: _copied(self.alive(name)) for name in LEARNABLE}
+        else:
+            arrays = {name: self.alive(name).cpu().clone() for name in self._arrays}
         rest = {"lrs": self._adam.lrs, "step": self._adam.step, "history": self._adam.history}
         return {"arrays": arrays, **{name: tensor.cpu().clone() for name, tensor in rest.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state that another process left."""
+        """Takes over a state that was left; of one that can only be drawn, Adam's means and statistics are 0."""
         arrays = state["arrays"]
+        drawn_alone = set(arrays) == set(LEARNABLE)
         self.count = len(arrays["means"])
         if self.rows > self.capacity:
             self._reserve(self.count)
         for name, array in self._arrays.items():
-            array[: self.count] = arrays[name].to(self.device)
+            array[: self.count] = 0 if drawn_alone and name not in arrays else arrays[name].to(self.device)
         for name in ("lrs", "step", "history"):
             getattr(self._adam, name).copy_(state[name])
         self._bury()
@@ -177,6 +181,11 @@ class SplatState:
         )
         self.stats = Stats(**{name: self[f"stats.{name}"] for name in STATS})
         self.version += 1
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory: pinned, where it comes from a card, which then waits a fraction of the time."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 def padded(count: int, device: torch.device) -> int:

@@ -29,7 +29,22 @@ class Changed:
     reset: bool = False
 
 
-class Explosion(HotlapError):
+class Refused(HotlapError):
+    """A densification that would have spoilt the model; nothing was changed."""
+
+
+class Extinction(Refused):
+    """One densification would have removed all splats."""
+
+    def __init__(self, step: int, before: int, config: SplatTrainConfig) -> None:
+        super().__init__(
+            f"densification after {step} steps would remove all {before} splats as too faint or too large",
+            remedy=f"Lower --prune-opacity = {config.prune_opacity:g} or the rates, or raise --prune-scale = "
+            f"{config.prune_scale:g}; nothing was changed",
+        )
+
+
+class Explosion(Refused):
     """One densification would have multiplied the splats beyond what the training allows."""
 
     def __init__(self, before: int, after: int, config: SplatTrainConfig) -> None:
@@ -126,6 +141,8 @@ def apply_growth(
     clone, split = high & ~large & ~unwanted, high & large & ~unwanted
     cloned, halved, pruned = torch.stack([clone.sum(), split.sum(), unwanted.sum()]).tolist()
     before, after = state.count, state.count + cloned + halved - pruned
+    if not after:
+        raise Extinction(step, before, config)
     if config.abort_growth and before >= 1000 and after > config.abort_growth * before:
         raise Explosion(before, after, config)
     plan = densify_plan(clone, split, unwanted)

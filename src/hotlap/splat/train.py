@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,15 +28,16 @@ from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.splat.apart import check_apart, scene_folders
 from hotlap.splat.config import SplatTrainConfig
-from hotlap.splat.guard import Stopped
+from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import close_training
-from hotlap.splat.stage import Stage, open_stage, scene_place
-from hotlap.splat.strategy import Explosion
+from hotlap.splat.outcome import MODEL, PICTURES, close_training
+from hotlap.splat.stage import open_stage, scene_place
+from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
-from hotlap.splat.viewer import check_port
+from hotlap.splat.viewer import check_port, require_viser
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 FREE = (
@@ -84,6 +86,7 @@ def train_model(
         torch.cuda.set_device(device)
     _check_alone(config, place)
     if config.view is not None:
+        require_viser()
         check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
@@ -91,6 +94,8 @@ def train_model(
     _check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
+        if config.out:
+            check_apart(Path(config.out), scene_folders(stage.scene), (CHECKPOINTS, PICTURES), stage.scene.folder)
         folder = _make_folder(config) if leads else Path(config.out or ".")
         with alone_in(folder, wait_s=LEAVE_S, say=lambda text: emit(events.note(text))) if leads else nullcontext():
             if leads and not config.resume:
@@ -98,10 +103,10 @@ def train_model(
                 _write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
-            record = keeper.begin(sources or {})
             keeper.resume()
             with live_view(config.view, trainer, emit) as show:
-                record = _follow(keeper, record, stage, _all_of(watch, show))
+                record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
+                record = _follow(keeper, record, _all_of(watch, show))
             return Trained(record=record, folder=folder, trainer=trainer)
     finally:
         stage.close()
@@ -130,7 +135,7 @@ def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
             )
 
 
-def _follow(keeper: Keeper, record: RunRecord, stage: Stage, watch: Watch | None) -> RunRecord:
+def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord:
     """The record of a training that has been brought to its end, whatever that is."""
     try:
         status, why = _fit(keeper, watch)
@@ -149,9 +154,11 @@ def _fit(keeper: Keeper, watch: Watch | None) -> tuple[str, str]:
     """How the training ended, and why if it was stopped; the model is then the best there was."""
     try:
         keeper.fit(watch)
-    except (Stopped, Explosion) as error:
+    except (Stopped, Refused) as error:
         keeper.emit(events.warn(f"stopped: {error}"))
-        keeper.take_best()
+        keeper.stopped_at = (keeper.trainer.step, keeper.trainer.seconds)
+        if isinstance(error, Stopped) and keeper.writes:  # a densification is refused before anything is changed
+            keeper.take_best(has_fallen=isinstance(error, Fallen))
         return "stopped", str(error)
     return "complete", ""
 
@@ -164,6 +171,12 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
+        self.stopped_at: tuple[int, float] | None = None
+        """Steps and seconds of a training that was ended; the model may be of an earlier step."""
+        self._best_score = -math.inf
+        """The highest PSNR of a model that can be had again."""
+        self._best: dict[str, Any] | None = None
+        """That model; None if it is in a checkpoint."""
 
     def begin(self, sources: dict[str, str]) -> RunRecord:
         name = Path(self.config.scene).resolve().name or self.config.scene
@@ -178,17 +191,19 @@ class Keeper:
         if found is None:
             raise RecordError(f"no checkpoint in {str(self.store.folder)!r}", remedy="Leave --resume out to begin anew")
         self.trainer.load_state_dict(found.state)
+        score = self.store.best_score()
+        self._best_score = -math.inf if score is None else score
         self.emit(events.note(f"went on from step {found.step}"))
 
     def fit(self, watch: Watch | None) -> None:
         """Makes all steps that are left."""
         trainer, config = self.trainer, self.config
-        resumed = trainer.step if config.resume else None
-        journal = Journal(self.folder, resume_step=resumed) if self.writes else None
+        # One that begins anew drops all rows: those of a training that ended here before its first checkpoint.
+        journal = Journal(self.folder, resume_step=trainer.step if config.resume else -1) if self.writes else None
         self.emit(events.start("train", config.steps))
         try:
             if trainer.step == 0 and 0 < config.eval_every < config.steps:
-                self._judge(journal, 0)  # what no step may fall far below
+                self._keep_best(self._judge(journal, 0))  # what no step may fall far below
             while trainer.step < config.steps:
                 trainer.run(next_stop(trainer.step, config))
                 self._pause(journal, watch)
@@ -216,6 +231,8 @@ class Keeper:
             if journal is not None:
                 journal.sync()
             self.save(scores.get("psnr"))
+        else:
+            self._keep_best(scores)
 
     def _judge(self, journal: Journal | None, epoch: int) -> dict[str, float]:
         """Scores on some held-out pictures, for the journal and for the guard."""
@@ -237,29 +254,54 @@ class Keeper:
         if self.writes:
             self.store.save(self.trainer.state_dict(), step=self.trainer.step, score=score, higher_is_better=True)
             self._saved_at = time.monotonic()
+            if score is not None and score > self._best_score:
+                self._best_score, self._best = score, None
 
-    def take_best(self) -> None:
-        """After a training went wrong: the best checkpoint, or else the last, in place of what it came to."""
-        which = "best" if self.store.best_path() else "latest"
-        found = self.store.load(which, map_location="cpu")
-        if found is None:
-            self.emit(events.warn("no checkpoint was saved before: the model is what the training came to"))
-            return
-        self.trainer.load_state_dict(found.state)
-        self.emit(events.note(f"the model is that of step {found.step}"))
+    def _keep_best(self, scores: dict[str, float]) -> None:
+        """Keeps what was judged in the host's memory if it is the best so far: the PSNR may fall from here on."""
+        score = scores.get("psnr", -math.inf)
+        if self.writes and self.config.abort_psnr_drop and score > self._best_score:
+            self._best = None  # the new one may take its room
+            self._best_score, self._best = score, self.trainer.state_dict(drawn_alone=True)
+
+    def take_best(self, *, has_fallen: bool) -> None:
+        """After a training went wrong: the best that was judged, or else the last that was saved, in place of what it
+        came to. Where the PSNR did not fall, what was judged before the first step is no model.
+        """
+        guard, state = self.trainer.guard, self._best
+        if state is None or not (state["step"] or has_fallen):
+            which = "best" if self.store.best_path() else "latest"
+            found = self.store.load(which, map_location="cpu")
+            if found is None:
+                self.emit(events.warn("no checkpoint was saved before: the model is what the training came to"))
+                return
+            state = found.state
+        best_psnr, best_step = guard.best_psnr, guard.best_step
+        self.trainer.load_state_dict(state)
+        step = self.trainer.step
+        self.emit(events.note(f"the model is that of step {step}"))
+        if has_fallen and self._best_score < best_psnr:  # who judged it ended before it was saved
+            self.emit(
+                events.warn(
+                    f"the best, {best_psnr:.2f} dB at step {best_step}, is lost since the training was resumed; "
+                    f"--checkpoint-every {self.config.eval_every} saves every one that is judged"
+                )
+            )
 
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
             return dataclasses.replace(record, status=status)
-        verdict = _verdict(self.trainer, status, outcome)
+        verdict = _verdict(self.trainer, status, outcome, self.stopped_at)
         changes = {"status": status, "finished_at": now(), "extra": {"outcome": encode(outcome)}}
         notes = [why] if why else []
         return save(dataclasses.replace(record, **changes, notes=notes, verdict=verdict), self.folder)  # type: ignore[arg-type]
 
 
-def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any]) -> Verdict:
-    parts = [f"{trainer.step} steps in {format_s(trainer.seconds)}", _figures(outcome.get("held_out", {}))]
-    parts += [f"{outcome.get('splats', trainer.state.count)} splats"]
+def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any], stopped_at: tuple[int, float] | None) -> Verdict:
+    steps, seconds = stopped_at or (trainer.step, trainer.seconds)
+    parts = [f"{steps} steps in {format_s(seconds)}"]
+    parts += [f"the model is that of step {trainer.step}"] if trainer.step < steps else []
+    parts += [_figures(outcome.get("held_out", {})), f"{outcome.get('splats', trainer.state.count)} splats"]
     done = {"complete": "trained "}.get(status, f"{status} after ")
     headline = done + "; ".join(part for part in parts if part)
     code = {"complete": 0, "interrupted": 130}.get(status, 1)
@@ -285,6 +327,8 @@ def _check_folder(config: SplatTrainConfig) -> None:
     """Refuses a folder that holds another training, before anything is read."""
     if config.resume and not config.out:
         raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
+    if config.out and config.scene:
+        check_apart(Path(config.out), [Path(config.scene)])  # its folders are looked at when they are known
     if config.resume:
         _check_same(config, Path(config.out))
         return
@@ -294,11 +338,16 @@ def _check_folder(config: SplatTrainConfig) -> None:
             f"out = {config.out!r} holds a training of {there[-1]} steps",
             remedy="Go on with --resume, or choose another folder",
         )
+    if config.out and (Path(config.out) / MODEL).exists():  # that of a training which stopped before its first one
+        raise ConfigError(
+            f"out = {config.out!r} holds the {MODEL} of another training",
+            remedy="Choose another folder, or move that one away",
+        )
 
 
 def _make_folder(config: SplatTrainConfig) -> Path:
     """The folder of this training."""
-    name = f"splat-{Path(config.scene).name or config.scene}"
+    name = f"splat-{Path(config.scene).resolve().name or config.scene}"
     folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
     if config.resume:
         return folder

@@ -75,16 +75,18 @@ class Trainer:
     def run(self, until: int) -> None:
         """Makes steps up to a number of them."""
         began = time.perf_counter()
-        while self.step < until:
-            self._one()
-            changed = self._densify()
-            if changed is not None and changed.reset:
-                self.guard.last_reset = self.step
-            if self.between is not None:
-                began += self.between(self)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds += time.perf_counter() - began
+        try:
+            while self.step < until:
+                self._one()
+                changed = self._densify()
+                if changed is not None and changed.reset:
+                    self.guard.last_reset = self.step
+                if self.between is not None:
+                    began += self.between(self)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        finally:  # a densification that is refused ends a training that has taken its time
+            self.seconds += time.perf_counter() - began
 
     def _one(self) -> None:
         place = self.step * self.team.size + self.team.rank
@@ -175,10 +177,10 @@ class Trainer:
             self.figures["held-out PSNR"] = scores["psnr"]
         return scores
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+    def state_dict(self, *, drawn_alone: bool = False) -> dict[str, Any]:
+        """All that the next step depends on; or, in a third of the room, what the model does."""
         return {
-            "state": self.state.state_dict(),
+            "state": self.state.state_dict(drawn_alone=drawn_alone),
             "beside": {name: part.state_dict() for name, part in self.beside.parts().items()},
             "guard": self.guard.state_dict(),
             "loss_sum": self.train_step.loss_sum.cpu().clone(),

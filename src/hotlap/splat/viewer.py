@@ -293,12 +293,7 @@ def _surroundings(stands: Sequence[Stand]) -> tuple[np.ndarray, np.ndarray]:  # 
 
 def open_server(port: int, title: str) -> Any:
     """viser's server on exactly this port of this machine."""
-    try:
-        import viser
-    except ImportError as error:
-        raise EnvironmentUnusable(
-            "a view in the browser needs viser, which is not installed", remedy="pip install 'hotlap[view]'"
-        ) from error
+    viser = require_viser()
     check_port(port)
     with redirect_stdout(io.StringIO()):  # its greeting would stand in the midst of a result
         server = viser.ViserServer(host=HOST, port=port, label=title, verbose=False)
@@ -313,6 +308,17 @@ def stop_server(server: Any) -> None:
     """Ends the page; what viser says of it would stand in the midst of a result."""
     with redirect_stdout(io.StringIO()):
         server.stop()
+
+
+def require_viser() -> Any:
+    """The package."""
+    try:
+        import viser
+    except ImportError as error:
+        raise EnvironmentUnusable(
+            "a view in the browser needs viser, which is not installed", remedy="pip install 'hotlap[view]'"
+        ) from error
+    return viser
 
 
 def check_port(port: int) -> None:
