@@ -321,21 +321,16 @@ def test_an_interrupt_loses_nothing_and_the_rest_is_done_later(folder, not_here)
     assert contents(config.out) == contents(whole.out)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(FileExistsError, "labels"), (StorageError, "cannot write .*too long")])
-def test_what_cannot_be_written_ends_the_run_as_it_does_in_threads(folder, request, kind, words):
+def test_what_cannot_be_written_ends_the_run_as_it_does_in_threads(folder, request):
     config = settings(folder)
-    if kind is StorageError:
-        (folder / "0.png").rename(folder / f"{'x' * 250}.png")  # its results end with more letters
-    else:
-        config.out.mkdir()
-        (config.out / "labels").write_text("in the way")
-    with pytest.raises(kind, match=words) as in_threads:
+    config.out.mkdir()
+    (config.out / "labels").write_text("in the way")
+    with pytest.raises(StorageError, match=r"cannot write .*labels': File exists") as in_threads:
         predict_folder(config, predictor=bright_predictor(), processes=False)
     request.getfixturevalue("not_here")
-    with pytest.raises(kind, match=words) as in_processes:
+    with pytest.raises(StorageError) as in_processes:
         predict_folder(settings(folder, redo=True), predictor=bright_predictor(), processes=True)
-    hidden = [str(error.value).replace("\\", "") for error in (in_threads, in_processes)]
-    assert hidden[0] == hidden[1] and type(in_threads.value) is type(in_processes.value)
+    assert str(in_threads.value) == str(in_processes.value)
 
 
 SCRIPT = """
