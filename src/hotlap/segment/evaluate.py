@@ -56,6 +56,8 @@ class SegmentEvalConfig:
     """Tiles that go through the network together."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
+    overlap: int = 128
+    """Pixels that neighbouring tiles share."""
     threshold: float = 0.5
     """Probability from which a pixel belongs to a cell."""
     seed_threshold: float = 0.5
@@ -163,22 +165,22 @@ def _predictor(config: SegmentEvalConfig, emit: Emit) -> tuple[Predictor, tuple[
         return _by_threshold, (FOREGROUND,)
     from hotlap.segment.predict_config import SegmentPredictConfig
     from hotlap.segment.predictor import load_predictor
-    from hotlap.segment.tiles import TileConfig, predict_maps
+    from hotlap.segment.tiles import predict_maps
 
-    tiles = TileConfig(tile=config.tile, overlap=min(128, config.tile // 4), multiple=32, batch=config.batch)
-    net = load_predictor(
-        SegmentPredictConfig(
-            folder=config.data,
-            model=config.model,
-            weights=config.weights,
-            device=config.device,
-            arm=config.arm,
-            tuned=False,
-            batch=config.batch,
-        ),
-        emit,
+    # As prediction does it, so that the objects which are scored are those which it would find.
+    how = SegmentPredictConfig(
+        folder=config.data,
+        model=config.model,
+        weights=config.weights,
+        device=config.device,
+        arm=config.arm,
+        tuned=False,
+        batch=config.batch,
+        tile=config.tile,
+        overlap=config.overlap,
     )
-    return lambda pictures: predict_maps(pictures, net, tiles), net.names
+    net = load_predictor(how, emit)
+    return lambda pictures: predict_maps(pictures, net, how.tiles(config.batch)), net.names
 
 
 def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
