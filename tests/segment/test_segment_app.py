@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -50,6 +52,18 @@ def test_otsu_scores_are_written_with_pictures(folder, tmp_path):
     pictures = sorted((out / "pictures").iterdir())
     shares = [int(picture.name.split("-")[1].removeprefix("ap")) for picture in pictures]
     assert len(shares) == 3 and shares == sorted(shares), "from the worst to the best"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
+def test_a_name_that_is_no_text_costs_no_scores(folder, tmp_path):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    for part in ("images", "labels"):
+        (data / part / "c1.png").rename(data / part / os.fsdecode(b"c\xff1.png"))
+    whole = evaluate(SegmentEvalConfig(data=folder, out=tmp_path / "whole", split="all"))
+    found = evaluate(SegmentEvalConfig(data=data, out=tmp_path / "scores", split="all"))
+    assert found["scores"] == pytest.approx(whole["scores"])
+    assert "c\N{REPLACEMENT CHARACTER}1" in (tmp_path / "scores" / "images.csv").read_text("utf-8")
 
 
 def test_images_that_cannot_be_scored_are_named_and_the_rest_is(folder, tmp_path, capsys):

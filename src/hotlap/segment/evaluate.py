@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
 from collections import deque
@@ -19,6 +17,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.data.object_table import csv_lines
 from hotlap.device.host import read_host
 from hotlap.records.run import write_atomic
 from hotlap.segment.heads import FOREGROUND
@@ -232,11 +231,8 @@ def _make_folder(folder: Path) -> None:
 
 def _write(found: dict[str, Any], folder: Path) -> None:
     """Both files, each whole or as it was before."""
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(found["images"][0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found["images"])
-    write_atomic(folder / TABLE, table.getvalue())
+    rows = found["images"]
+    write_atomic(folder / TABLE, csv_lines([list(rows[0]), *(list(row.values()) for row in rows)]))
     write_atomic(folder / SCORES, json.dumps(found, indent=1) + "\n")
 
 
