@@ -90,7 +90,7 @@ def seen(args: argparse.Namespace, head: str, images: list[InstanceImage]) -> li
         )
     )
     read = [image.read() for image in images]
-    tiles = TileConfig(multiple=32, batch=args.batch)
+    tiles = TileConfig(batch=args.batch)
     found = dict(predict_maps((normalise(pixels) for pixels, _ in read), net, tiles))
     return [(read[index][1], found[index]) for index in range(len(read))]
 

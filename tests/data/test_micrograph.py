@@ -215,6 +215,8 @@ def bad(folder, kind):
         Image.fromarray(good).convert("CMYK").save(path, "JPEG")
     elif kind == "cmyk tiff":
         Image.fromarray(good).convert("CMYK").save(path, "TIFF")
+    elif kind == "lab tiff":
+        Image.fromarray(good).convert("LAB").save(path, "TIFF")
     elif kind == "nan":
         path.write_bytes(write_tiff(np.where(good[..., 0] > 250, np.nan, 1).astype(np.float32)))
     elif kind == "infinite":
@@ -243,7 +245,8 @@ def bad(folder, kind):
     [
         ("text", "no known picture format"), ("truncated", ""), ("empty", "the file is empty"),
         ("animated", "animated: 2 frames"), ("animated gif", "animated: 2 frames"), ("cmyk", "CMYK"),
-        ("cmyk tiff", "CMYK"), ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
+        ("cmyk tiff", "CMYK"), ("lab tiff", "its colours are LAB"),
+        ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
         ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"), ("no page", "it has no page"),

@@ -66,6 +66,21 @@ def test_many_tensors_go_at_once_and_no_file_stays_open(pipe):
     assert open_files() <= before
 
 
+def test_where_no_more_files_may_be_open_that_is_said_and_nothing_waits(pipe, no_hang):
+    resource = pytest.importorskip("resource")
+    here, there = pipe
+    send(here, [torch.rand(2), torch.rand(3)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(there.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # the pipe's own copy, and no tensor
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            receive(there)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_pipe_that_ended_says_so(pipe):
     here, there = pipe
     here.close()

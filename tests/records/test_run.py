@@ -123,16 +123,41 @@ def no_space(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("broken", ["os.fsync", "tempfile.mkstemp", "pathlib.Path.replace"])
+@pytest.mark.parametrize("broken", ["os.fsync", "builtins.open", "pathlib.Path.replace"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, broken):
     file = tmp_path / RECORD_NAME
     file.write_text("old")
-    monkeypatch.setattr(broken, lambda *_, **__: no_space())
-    with pytest.raises(StorageError, match=r"record\.json': No space left on device") as caught:
-        write_atomic(file, "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, lambda *_, **__: no_space())
+        with pytest.raises(StorageError, match=r"record\.json': No space left on device") as caught:
+            write_atomic(file, "new")
     assert caught.value.exit_code == 4
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_may_be_read_by_whom_the_umask_allows_and_that_is_not_changed(tmp_path, monkeypatch):
+    """Not for a moment either: it is that of all threads, and another one's file would be for everybody to write."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
+            write_atomic(tmp_path / "file", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
+    write_atomic(tmp_path / ("x" * 255), "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x" * 255]
+
+
+@pytest.mark.parametrize(("where", "words"), [("none", "there is no folder"), ("file", "Not a directory")])
+def test_a_folder_that_is_none_is_said(tmp_path, where, words):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=rf"cannot write .*new': {words}"):
+        write_atomic(tmp_path / where / "new", "new")
 
 
 def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

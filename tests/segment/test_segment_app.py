@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -13,11 +15,15 @@ import torch
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.drawn_cells import draw_cells
+from hotlap.data.tiff import read_pages
+from hotlap.segment import instance_metrics
 from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
 from hotlap.segment.evaluate import SegmentEvalConfig, evaluate
 from hotlap.segment.nets import build_net
 from hotlap.segment.otsu import otsu_foreground, otsu_threshold
 from hotlap.segment.outline_picture import FOUND_COLOUR, TRUE_COLOUR, compared
+from hotlap.segment.predict_config import SegmentPredictConfig
+from hotlap.segment.predict_folder import predict_folder
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -46,6 +52,18 @@ def test_otsu_scores_are_written_with_pictures(folder, tmp_path):
     pictures = sorted((out / "pictures").iterdir())
     shares = [int(picture.name.split("-")[1].removeprefix("ap")) for picture in pictures]
     assert len(shares) == 3 and shares == sorted(shares), "from the worst to the best"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
+def test_a_name_that_is_no_text_costs_no_scores(folder, tmp_path):
+    data = tmp_path / "cells"
+    shutil.copytree(folder, data)
+    for part in ("images", "labels"):
+        (data / part / "c1.png").rename(data / part / os.fsdecode(b"c\xff1.png"))
+    whole = evaluate(SegmentEvalConfig(data=folder, out=tmp_path / "whole", split="all"))
+    found = evaluate(SegmentEvalConfig(data=data, out=tmp_path / "scores", split="all"))
+    assert found["scores"] == pytest.approx(whole["scores"])
+    assert "c\N{REPLACEMENT CHARACTER}1" in (tmp_path / "scores" / "images.csv").read_text("utf-8")
 
 
 def test_images_that_cannot_be_scored_are_named_and_the_rest_is(folder, tmp_path, capsys):
@@ -123,6 +141,31 @@ def test_a_network_is_trained_and_scored(folder, tmp_path, capsys):
     assert run([*score, "--quiet", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_images"] == 2 and set(found["images"][0]) >= {"name", "ap50", "pq"}
+
+
+@pytest.mark.parametrize("tile", [64, 128])
+def test_the_objects_that_are_scored_are_those_of_prediction(tmp_path, monkeypatch, tile):
+    """Its norms see the whole of a tile, so that other objects are found where more or less of a mirror image is."""
+    data, weights, scored = tmp_path / "cells", tmp_path / "net.pt", []
+    for part in ("images", "labels"):
+        (data / part).mkdir(parents=True)
+    for number in range(5):
+        image, labels = draw_cells(number, size=100, seed=2)
+        Image.fromarray(image[:90]).save(data / "images" / f"c{number}.png")
+        Image.fromarray(labels[:90].astype(np.uint16)).save(data / "labels" / f"c{number}.png")
+    torch.manual_seed(0)
+    torch.save(build_net("resunet-small", maps=1, width=6).state_dict(), weights)
+    score = instance_metrics.score_image
+    monkeypatch.setattr(
+        instance_metrics, "score_image", lambda truth, found: scored.append(found) or score(truth, found)
+    )
+    how = {"model": str(weights), "device": "cpu", "tile": tile, "overlap": 24, "batch": 2}
+    evaluate(SegmentEvalConfig(data=data, split="all", out=tmp_path / "scores", pictures=0, **how))
+    how |= {"tuned": False, "formats": ("labels",)}
+    predict_folder(SegmentPredictConfig(folder=data / "images", out=tmp_path / "out", **how))
+    found = [next(read_pages(tmp_path / "out" / "labels" / f"c{n}.tif")).decode()[..., 0] for n in range(5)]
+    assert max(labels.max() for labels in found) > 1, "more than one object"
+    assert sorted(labels.tolist() for labels in scored) == sorted(labels.tolist() for labels in found)
 
 
 def test_a_training_goes_on_without_images_that_cannot_serve(folder, tmp_path, capsys):

@@ -24,6 +24,7 @@ from hotlap.data.imagej_roi import read_rois
 from hotlap.data.object_table import read_csv
 from hotlap.data.tiff import read_pages, write_tiff
 from hotlap.kernels.instances import cpu
+from hotlap.segment import done
 from hotlap.segment.contours import draw_outlines
 from hotlap.segment.exports import TABLES
 from hotlap.segment.nets import build_net
@@ -238,9 +239,38 @@ def test_a_result_that_cannot_be_written_ends_the_run_with_its_name(folder):
     config = settings(folder)
     config.out.mkdir()
     (config.out / "labels").write_text("in the way")
-    with pytest.raises((StorageError, OSError), match=r"labels"):
+    with pytest.raises(StorageError, match=r"cannot write .*labels': File exists"):
         predict_folder(config, predictor=bright_predictor())
     assert not list((config.out / "done").glob("*.json"))
+
+
+@pytest.mark.parametrize(("length", "fits"), [(247, True), (248, False), (251, False)])
+def test_a_name_too_long_for_results_is_named_and_the_rest_goes_on(folder, length, fits):
+    """Of 255 letters at most, outlines' names end with eight and notes' with five."""
+    name = "x" * length
+    (folder / "a.png").rename(folder / f"{name}.png")
+    answer = predict_folder(settings(folder, formats=("csv", "geojson")), predictor=bright_predictor())
+    reason = f"its results cannot be written: the name '{name}' is too long. Rename the file."
+    assert (answer.num_images, answer.bad) == ((3, {}) if fits else (2, {f"{name}.png": reason}))
+
+
+def test_results_of_other_settings_are_never_taken_for_finished_ones(folder, monkeypatch):
+    """A disk is full, or a run killed, when some of a picture's files are new and others not."""
+    few, many = (settings(folder, min_area=area, formats=("labels", "yolo"), workers=1) for area in (200, 10))
+    predict_folder(few, predictor=bright_predictor())
+    whole, write = contents(few.out), done.write_atomic
+
+    def full(path, content):
+        if path.name == "a.txt":
+            raise StorageError(f"cannot write {path}: No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(done, "write_atomic", full)
+    with pytest.raises(StorageError, match="No space left"):
+        predict_folder(many, predictor=bright_predictor())
+    monkeypatch.undo()
+    assert predict_folder(few, predictor=bright_predictor()).num_images >= 1
+    assert contents(few.out) == whole
 
 
 def test_pages_are_pictures_and_only_missing_ones_are_done_again(folder):
@@ -280,6 +310,15 @@ def test_no_two_pictures_share_a_name_whatever_they_are_called(folder):
     for n in range(2):
         assert labels_of(config.out, f"s_page{n:04d}").shape == (64, 64)
     assert predict_folder(config, predictor=bright_predictor()).num_images == 0
+
+
+def test_pages_of_a_copy_are_not_counted_as_those_of_a_stack(folder):
+    pages = [Image.fromarray(as_picture(TRUTH["a"])[..., 0]) for _ in range(2)]
+    for name in ("s.tif", "s_page7.tif"):
+        pages[0].save(folder / name, save_all=True, append_images=pages[1:])
+    config = settings(folder)
+    first, again = (predict_folder(config, predictor=bright_predictor()) for _ in range(2))
+    assert (first.num_images, again.num_images, again.num_before) == (7, 0, 7)
 
 
 def test_a_bad_page_is_named_and_the_others_go_on(folder):

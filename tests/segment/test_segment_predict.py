@@ -10,6 +10,7 @@ import torch
 from bright import as_picture, bright_predictor, discs
 
 from hotlap.base.errors import ConfigError, UsageError
+from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.nets import NETS, build_head, build_net
@@ -131,6 +132,22 @@ def test_a_training_folder_gives_its_last_checkpoint(tmp_path):
     for step in (3, 20):
         (tmp_path / "checkpoints" / f"step-{step:08d}-{'0' * 16}.pt").write_bytes(b"")
     assert find_weights(config(model=str(tmp_path))).name.startswith("step-00000020")
+
+
+def test_the_best_checkpoint_of_a_folder_is_taken_and_said(tmp_path):
+    """By images that it would then be judged by."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for step, value in ((3, 0.5), (20, 0.9)):
+        store.save({"model": build_net("unet", maps=2, width=3).state_dict()}, step=step, score=value)
+    heard = []
+    load_predictor(config(model=str(tmp_path), tuned=False), heard.append)
+    (said,) = [event.text for event in heard if event.kind == "warn"]
+    assert f"weights.pt is not in '{tmp_path}'" in said and "best checkpoint, step-00000003" in said
+    assert "Held-out images have chosen it" in said
+    saved(tmp_path / "weights.pt")
+    heard.clear()
+    load_predictor(config(model=str(tmp_path), tuned=False), heard.append)
+    assert not heard
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):

@@ -44,7 +44,9 @@ _DAMAGE = (
 )  # fmt: skip
 _ALPHA = (1, 2)
 """Kinds of an extra sample in a TIFF that are opacity; others are a channel of their own, or unsaid."""
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
+_OTHERS = {5: "CMYK", 8: "LAB", 9: "LAB", 10: "LAB"}
+"""Kinds of colours in a TIFF that would be taken for RGB, or for grey with more."""
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF", "WEBP")
 _MODES = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "I;16": 1, "I;16B": 1, "I": 1, "F": 1}
@@ -206,8 +208,8 @@ def _read_tiff(
 
 def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [H, W, C]
     colours = page.tag(PHOTOMETRIC, 1)
-    if colours == _CMYK:
-        raise ValueError("its colours are CMYK, not grey or RGB")
+    if colours in _OTHERS:
+        raise ValueError(f"its colours are {_OTHERS[colours]}, not grey or RGB")
     if _is_plain_lzw(page, colours):
         image = _opened(page.content, most_pixels)
         image.seek(number)

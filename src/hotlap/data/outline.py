@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +31,45 @@ class Outline:
 
 
 def keyhole(polygon: Polygon) -> np.ndarray:  # [P, 2]
-    """One ring with the same inside, for formats without holes: a way there and back joins each hole to the rest."""
-    ring = polygon.outer
-    for hole in polygon.holes:
-        apart = ((ring[:, None] - hole[None]) ** 2).sum(2)
-        near, far = np.unravel_index(int(apart.argmin()), apart.shape)
-        turned = np.roll(hole, -int(far), axis=0)
-        ring = np.concatenate([ring[: near + 1], turned, turned[:1], ring[near:]])
-    return ring
+    """One ring with the same inside, for formats without holes: a way there and back joins each hole to the rest.
+
+    It leads from a hole's leftmost corner to the nearest one further left. That is of a ring which begins further left
+    itself, so rings become a tree with the outer one as its root, however many thousands there are.
+    """
+    if not polygon.holes:
+        return polygon.outer
+    rings = [polygon.outer, *polygon.holes]
+    corners, starts = np.concatenate(rings), np.cumsum([0, *map(len, rings)]).tolist()
+    doors = [start + int(hole[:, 0].argmin()) for start, hole in zip(starts[1:], polygon.holes, strict=False)]
+    begun_at: dict[int, list[int]] = {}
+    for hole, corner in enumerate(_further_left(corners, np.array(doors), starts[1]).tolist()):
+        begun_at.setdefault(corner, []).append(hole)
+    path: list[int] = []
+    under_way: list[Iterator[int]] = [iter(range(starts[1]))]
+    while under_way:
+        for corner in under_way[-1]:
+            path.append(corner)
+            if begun_at.get(corner):
+                hole = begun_at[corner].pop()
+                begin, door, end = starts[hole + 1], doors[hole], starts[hole + 2]
+                under_way.append(itertools.chain(range(door, end), range(begin, door), (door, corner)))
+                break
+        else:
+            under_way.pop()
+    return corners[path]
+
+
+def _further_left(corners: np.ndarray, doors: np.ndarray, num_outer: int) -> np.ndarray:  # [P, 2], [h] -> [h]
+    """The nearest corner to the left of each door; where there is none, which no true hole has, of the outer ring's."""
+    from scipy.spatial import cKDTree
+
+    found = cKDTree(corners[:num_outer]).query(corners[doors])[1]
+    every, left_over, num = cKDTree(corners), np.arange(len(doors)), 8
+    while len(left_over) and num < 4 * len(corners):
+        num_near = min(num, len(corners))
+        near = every.query(corners[doors[left_over]], num_near)[1]
+        is_left = corners[near, 0] < corners[doors[left_over], 0][:, None]
+        has = is_left.any(1)
+        found[left_over[has]] = near[has, is_left[has].argmax(1)]
+        left_over, num = left_over[~has], 4 * num
+    return np.asarray(found)

@@ -6,6 +6,7 @@ keeps those for ever that a process which died did not fetch. Here they travel i
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -110,7 +111,7 @@ def send(pipe: Any, message: Any) -> None:
 
 
 def receive(pipe: Any) -> Any:
-    """The next message in a pipe, waited for; EOFError where none will come.
+    """The next message in a pipe, waited for; EOFError where none will come, OSError where no more files may be open.
 
     Only for pipes to processes of our own: what is unpickled may run code.
     """
@@ -120,10 +121,12 @@ def receive(pipe: Any) -> Any:
     try:
         with socket.socket(fileno=os.dup(pipe.fileno())) as wire:
             while len(descriptors) < count:
-                said, more, _, _ = socket.recv_fds(wire, 1, MOST_AT_ONCE)
+                said, more, flags, _ = socket.recv_fds(wire, 1, MOST_AT_ONCE)
+                descriptors += more
                 if not said:
                     raise EOFError("the pipe ended in the middle of a message")
-                descriptors += more
+                if flags & socket.MSG_CTRUNC:  # the system has thrown the others away: they will never come
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return _Unpacker(io.BytesIO(memoryview(content)[4:]), descriptors).load()
     finally:
         for descriptor in descriptors:

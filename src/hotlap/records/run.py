@@ -7,8 +7,8 @@ import dataclasses
 import json
 import os
 import re
+import secrets
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -98,8 +98,15 @@ def folder_name(name: str) -> str:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind."""
+    # Not tempfile: its files are for their owner alone, and the umask can be asked for only by changing it for all
+    # threads. A name may be as long as a name can be.
+    temporary = path.parent / f".{path.name[:32]}.{secrets.token_hex(8)}"
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(temporary, "xb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
     except FileNotFoundError as error:
         raise StorageError(
             f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}",
@@ -108,28 +115,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except OSError as error:
         raise StorageError(
             f"cannot write {str(path)!r}: {error.strerror or error}",
-            remedy="Free some space or choose another folder",
-        ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {str(path)!r}: {error.strerror or error}",
             remedy="Free some space or choose another folder; the file that was there before is untouched",
         ) from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        with contextlib.suppress(OSError):  # mostly it has its name by now
+            temporary.unlink()
 
 
 def save(record: RunRecord, folder: Path) -> RunRecord:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Done:
             return [single], 1
         found, number = [], 0
         for path in sorted((self.out / FOLDER).glob(f"{_escaped(name)}_page[0-9]*.json")):
-            entry = self._entry(path.stem, digest)
+            entry = self._entry(path.stem, digest) if _is_page(path.stem, {name}) else None
             if entry is not None:
                 found.append(entry)
                 number = entry["num_pages"]
@@ -101,13 +102,33 @@ class Done:
         return entry if same and all((self.out / file).is_file() for file in entry["files"]) else None
 
     def write(self, entry: dict[str, Any], files: Mapping[str, bytes | str]) -> None:
-        """Writes a picture's files and then that it is finished."""
-        for name, content in files.items():
-            path = self.out / name
-            path.parent.mkdir(exist_ok=True)
-            write_atomic(path, content)
+        """Writes a picture's files and then that it is finished; DataError where its name is too long for them."""
+        note = self.out / FOLDER / f"{entry['name']}.json"
         noted = {**entry, "settings": self.settings, "files": list(files)}
-        write_atomic(self.out / FOLDER / f"{entry['name']}.json", json.dumps(noted) + "\n")
+        try:
+            self._make_way(note, files)
+            for name, content in files.items():
+                write_atomic(self.out / name, content)
+            write_atomic(note, json.dumps(noted) + "\n")
+        except StorageError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.ENAMETOOLONG:
+                raise
+            raise DataError(
+                f"its results cannot be written: the name {entry['name']!r} is too long", remedy="Rename the file"
+            ) from error
+
+    def _make_way(self, note: Path, files: Iterable[str]) -> None:
+        """Makes folders for a picture's files, and takes back that it is finished: they may be of other settings."""
+        path = note
+        try:
+            note.unlink(missing_ok=True)
+            for path in {(self.out / name).parent for name in files}:
+                path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {str(path)!r}: {error.strerror or error}",
+                remedy="Remove what is in the way, or choose another folder",
+            ) from error
 
 
 def _escaped(name: str) -> str:

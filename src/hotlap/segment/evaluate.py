@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import time
 from collections import deque
@@ -19,6 +17,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.data.object_table import csv_lines
 from hotlap.device.host import read_host
 from hotlap.records.run import write_atomic
 from hotlap.segment.heads import FOREGROUND
@@ -56,6 +55,8 @@ class SegmentEvalConfig:
     """Tiles that go through the network together."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
+    overlap: int = 128
+    """Pixels that neighbouring tiles share."""
     threshold: float = 0.5
     """Probability from which a pixel belongs to a cell."""
     seed_threshold: float = 0.5
@@ -163,22 +164,22 @@ def _predictor(config: SegmentEvalConfig, emit: Emit) -> tuple[Predictor, tuple[
         return _by_threshold, (FOREGROUND,)
     from hotlap.segment.predict_config import SegmentPredictConfig
     from hotlap.segment.predictor import load_predictor
-    from hotlap.segment.tiles import TileConfig, predict_maps
+    from hotlap.segment.tiles import predict_maps
 
-    tiles = TileConfig(tile=config.tile, overlap=min(128, config.tile // 4), multiple=32, batch=config.batch)
-    net = load_predictor(
-        SegmentPredictConfig(
-            folder=config.data,
-            model=config.model,
-            weights=config.weights,
-            device=config.device,
-            arm=config.arm,
-            tuned=False,
-            batch=config.batch,
-        ),
-        emit,
+    # As prediction does it, so that the objects which are scored are those which it would find.
+    how = SegmentPredictConfig(
+        folder=config.data,
+        model=config.model,
+        weights=config.weights,
+        device=config.device,
+        arm=config.arm,
+        tuned=False,
+        batch=config.batch,
+        tile=config.tile,
+        overlap=config.overlap,
     )
-    return lambda pictures: predict_maps(pictures, net, tiles), net.names
+    net = load_predictor(how, emit)
+    return lambda pictures: predict_maps(pictures, net, how.tiles(config.batch)), net.names
 
 
 def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
@@ -230,11 +231,8 @@ def _make_folder(folder: Path) -> None:
 
 def _write(found: dict[str, Any], folder: Path) -> None:
     """Both files, each whole or as it was before."""
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(found["images"][0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found["images"])
-    write_atomic(folder / TABLE, table.getvalue())
+    rows = found["images"]
+    write_atomic(folder / TABLE, csv_lines([list(rows[0]), *(list(row.values()) for row in rows)]))
     write_atomic(folder / SCORES, json.dumps(found, indent=1) + "\n")
 
 

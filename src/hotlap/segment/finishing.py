@@ -45,11 +45,11 @@ class Finishing:
         """Works out one picture's results and writes them, and last that it is finished."""
         try:
             found = segment_maps(maps, self.names, self.many)
+            made = picture_files(facts.name, found, picture, self.formats, self.category)
+            page = int(facts.name.rpartition("_page")[2]) if facts.num_pages > 1 else None
+            entry = picture_entry(facts.name, facts.file_name, found, self.formats, page)
+            entry |= {"digest": facts.digest, "num_pages": facts.num_pages, "page": page or 0}
+            self.done.write(entry, made)
         except DataError as error:
             return str(error)
-        made = picture_files(facts.name, found, picture, self.formats, self.category)
-        page = int(facts.name.rpartition("_page")[2]) if facts.num_pages > 1 else None
-        entry = picture_entry(facts.name, facts.file_name, found, self.formats, page)
-        entry |= {"digest": facts.digest, "num_pages": facts.num_pages, "page": page or 0}
-        self.done.write(entry, made)
         return entry

@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hotlap.base import events
 from hotlap.base.errors import ConfigError, UsageError
+from hotlap.base.events import Emit, ignore
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import CHECKPOINTS
 from hotlap.measure.weights import load_weights, read_weights
@@ -53,8 +55,8 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
     return TrainedNet(model, name, HEADS[head], f"{name} {_digest(weights)}")
 
 
-def find_weights(config: SegmentPredictConfig) -> Path:
-    """The file with the weights; of a training's folder, its best checkpoint or else its last."""
+def find_weights(config: SegmentPredictConfig, emit: Emit = ignore) -> Path:
+    """The file with the weights; of a training's folder without it the best checkpoint, as is said, or the last."""
     given = config.weights
     if given is None:
         given = Path(config.model)
@@ -74,6 +76,8 @@ def find_weights(config: SegmentPredictConfig) -> Path:
         store = CheckpointStore(folder)
         best = store.best_path()
         if best is not None:
+            said = f"{WEIGHTS} is not in {str(given)!r}: the weights are those of its best checkpoint, {best.name}."
+            emit(events.warn(f"{said} Held-out images have chosen it, and scores on them flatter it."))
             return best
         last = sorted(folder.glob("step-*.pt"))
         if last:

@@ -8,6 +8,7 @@ see ``picture_main``. Until it is ready, and where it cannot serve, work is done
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import queue
@@ -27,6 +28,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from hotlap.base.errors import EnvironmentUnusable
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
 from hotlap.measure.passing import Shelf, receive, send
@@ -96,9 +98,9 @@ class PictureProcesses:
         if not self._is_ready():
             yield from work.items(name, path)
             return
-        seat, given = self._seat(work), 0
+        seat, given, deaths = self._seat(work), 0, 0
         try:
-            for _ in range(ATTEMPTS):
+            while deaths < ATTEMPTS:
                 told = self._ask(seat, work, (name, path, given))
                 while told is not None:
                     if told[0] == END:
@@ -106,8 +108,9 @@ class PictureProcesses:
                     item, picture = _value(*told)
                     # Copied: its place is for the next one, and hundreds may wait for their batch.
                     yield item if picture is None else dataclasses.replace(item, picture=picture.numpy().copy())
-                    given += 1
+                    given, deaths = given + 1, 0  # what comes next is another picture
                     told = self._ask(seat, work, None)
+                deaths += 1
             if self._is_serving():
                 yield Bad(path, DIED.format("read it"))
             else:
@@ -138,8 +141,12 @@ class PictureProcesses:
                     socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
                 seat.tell(work)
             return seat.ask(question)
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
             seat.leave()
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:  # nobody has died
+                raise EnvironmentUnusable(
+                    "too many files are open", remedy="Give fewer --workers, or allow more files ('ulimit -n')"
+                ) from error
             return None
 
     def _is_ready(self) -> bool:

@@ -201,7 +201,7 @@ class _Loaded(LoadedWorkload):
 def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: ProfileStore | None = None) -> Predictor:
     """The network that the settings name, with its trained weights, to run as its tuned profile or the settings say."""
     device = chosen_device(config)
-    file = find_weights(config)
+    file = find_weights(config, emit)
     net = load_net(file, config.model if config.weights is not None else None, config.width)
     arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
     if config.tuned and not arm:
