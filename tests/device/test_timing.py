@@ -42,6 +42,7 @@ def test_a_block_on_the_host_begins_no_step_after_its_time():
     assert len(block.intervals_ms) <= 3
     assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / len(block.intervals_ms))
     assert len(time_block(lambda: busy_wait(0.01), 4, torch.device("cpu"), most_s=0.001).intervals_ms) == 1
+    assert len(time_block(lambda: busy_wait(0.01), 4, torch.device("cpu"), most_s=0.0).intervals_ms) == 1
 
 
 def test_the_clock_itself_costs_next_to_nothing():
