@@ -33,8 +33,8 @@ class Block:
 def time_block(step: Step, iterations: int, device: torch.device, most_s: float = math.inf) -> Block:
     """Times ``iterations`` calls of ``step``, synchronising only before the first and after the last.
 
-    On a CPU no call but the first begins after ``most_s`` seconds: where other work gets in between, a step may take a hundred times
-    as long as the one that the number of iterations was made from. A card's queue is not asked for that.
+    On a CPU no call but the first begins after ``most_s`` seconds: where other work gets in between, a step may take a
+    hundred times as long as the one that the number of iterations was made from. A card's queue is not asked for that.
     """
     return _time_cuda_block(step, iterations) if device.type == "cuda" else _time_host_block(step, iterations, most_s)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotlap.base.errors import ConfigError, did_you_mean
+from hotlap.base.settings import require_least
 from hotlap.data.micrograph import MOST_PIXELS
 from hotlap.measure.arms import parse_arm
 from hotlap.segment.instances import SplitConfig
@@ -72,13 +73,9 @@ class SegmentPredictConfig:
         for name in self.formats:
             if name not in FORMATS:
                 raise ConfigError(f"formats = {name!r} is not known", remedy=did_you_mean(name, FORMATS))
-        if self.simplify_px < 0:
-            raise ConfigError(f"simplify_px = {self.simplify_px} is not valid", expected="at least 0")
         if self.um_per_px is not None and not 0 < self.um_per_px < float("inf"):
             raise ConfigError(f"um_per_px = {self.um_per_px} is not valid", expected="a number above 0")
-        for name, least in {"batch": 1, "workers": 0, "most_pixels": 1}.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {least}")
+        require_least(self, simplify_px=0, batch=1, workers=0, most_pixels=1)
         self.split()
         self.tiles(self.batch or 1)
         if self.arm:

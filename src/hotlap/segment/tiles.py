@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.settings import require_least
 
 Predict = Callable[[Tensor], Tensor]
 """Tiles [n, 3, h, w] on the CPU to maps [n, M, h, w] on whatever device; ``pins`` says that a card fetches them."""
@@ -43,10 +44,7 @@ class TileConfig:
     """Tiles that may wait for others of their shape; when more do, the fullest shape goes on without them."""
 
     def __post_init__(self) -> None:
-        least = {"tile": 32, "overlap": 0, "multiple": 1, "batch": 1, "most_waiting": 1}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ConfigError(f"{name} = {getattr(self, name)} is not valid", expected=f"at least {value}")
+        require_least(self, tile=32, overlap=0, multiple=1, batch=1, most_waiting=1)
         if self.overlap > self.tile // 2:
             raise ConfigError(f"overlap = {self.overlap} is not valid", expected=f"at most half of tile = {self.tile}")
         if self.tile % self.multiple:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 
 LEARNABLE = ("means", "quats", "scales", "opacities", "colors")
 """What a splat has, in the order in which all arrays of a model are listed."""
@@ -183,10 +182,7 @@ class SplatTrainConfig:
         return [Layer(f"preset {self.preset}", find_preset(self.preset))]
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at least {least:g}, and finite")
+        require_least(self, **LEAST)
         for name, most in MOST.items():
             value = getattr(self, name)
             if not 0 <= value <= most:

@@ -433,7 +433,7 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
     ("given", "words"),
     [
         ({"target": ""}, "no target given"),
-        ({"batch": 0}, "batch = 0 is too small"),
+        ({"batch": 0}, "batch = 0 is not valid"),
         ({"p95_ms": 0.0}, r"p95_ms = 0.0 is out of range"),
         ({"seconds": -1.0}, r"seconds = -1.0 is out of range"),
         ({"budget": "soon"}, "budget = 'soon' is not a time"),

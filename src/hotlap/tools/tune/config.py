@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError
-from hotlap.base.settings import Layer
+from hotlap.base.settings import Layer, require_least
 from hotlap.measure.arms import COMPILE_MODES
 from hotlap.records.codec import encode
 from hotlap.records.run import RunRecord, find_of_kind
@@ -84,10 +84,7 @@ class TuneConfig:
     def __post_init__(self) -> None:
         if not self.target and not self.resume:
             raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
-        for key in ("batch", "max_batch", "gate_batch", "gate_steps"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"{key} = {value} is too small", expected="at least 1")
+        require_least(self, batch=1, max_batch=1, gate_batch=1, gate_steps=1)
         if self.device and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device = {self.device!r} is not a device", expected="cpu, cuda or cuda:1")
         if any(size < 1 for size in self.batches):
