@@ -34,7 +34,8 @@ class BadSamples:
             self._path.unlink(missing_ok=True)
             return
         text = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
-        write_durably(self._path, text.encode(), remedy="Free some space, then go on with --resume")
+        content = text.encode(errors="backslashreplace")  # names of files need not be text
+        write_durably(self._path, content, remedy="Free some space, then go on with --resume")
 
     def state(self) -> list[list[str | int]]:
         return [[split, index, bad.where, bad.reason] for (split, index), bad in sorted(self._found.items())]
