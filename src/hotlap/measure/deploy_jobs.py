@@ -15,7 +15,7 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.capture import Call, capture, with_dynamic_batch
 from hotlap.measure.deploy_files import Made, Reloaded, TensorInfo, file_info
 from hotlap.measure.deployed import load_form, make_form, require
-from hotlap.measure.every_output import output_checks
+from hotlap.measure.every_output import judge_every, other_outputs
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.jobs import workload_of
 from hotlap.measure.process import Listen
@@ -85,11 +85,9 @@ def reload(job: dict[str, Any], listen: Listen) -> Reloaded:
     gates = []
     for done, size in enumerate(job["sizes"], start=1):
         listen(f"gate {spec.name} at batch {size}", done, 1 + len(job["sizes"]))
-        keeper = GateKeeper(workload, mode="infer", batch=size, steps=1, seed=job["seed"], files={spec.name: file})
-        gate = keeper.judge(spec)
-        more = output_checks(workload, spec, batch=size, seed=job["seed"], file=file)
-        passed = gate.passed and all(check.passed for check in more)
-        gates.append(dataclasses.replace(gate, checks=[*gate.checks, *more], passed=passed))
+        how = {"batch": size, "seed": job["seed"], "files": {spec.name: file}}
+        keeper = GateKeeper(workload, mode="infer", steps=1, **how)
+        gates.append(judge_every(keeper, other_outputs(workload, **how), spec))
     return Reloaded(load_s=load_s, gate=_merged(gates, job["sizes"]))
 
 

@@ -1,64 +1,68 @@
-"""Every tensor that a model returns, judged by itself: predict() shows the gate one, a file for production has all."""
+"""Every tensor that a model returns, judged by itself: predict() shows the gate one, and users take the others, too."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hotlap.base.errors import TargetError
 from hotlap.measure.arms import ArmSpec
-from hotlap.measure.capture import Call, capture
-from hotlap.measure.distances import relative_error
-from hotlap.measure.gate import ERROR_FACTOR, OUTPUT_SHARE, PLAIN, GateKeeper
-from hotlap.measure.session import Session, as_double
-from hotlap.records.measurement import GateCheck
+from hotlap.measure.capture import capture
+from hotlap.measure.gate import PLAIN, GateKeeper
+from hotlap.measure.session import Session
+from hotlap.records.measurement import Gate
 from hotlap.workload import Batch, Workload
 
 
-def output_checks(workload: Workload, spec: ArmSpec, *, batch: int, seed: int, file: Path) -> list[GateCheck]:
-    """A check of each tensor that the form in ``file`` returns, but of the one that ``predict`` has shown to the gate.
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """One more output of a model, with a gate of its own."""
 
-    What is not finite in plain float32 either, as a mask of -inf, cannot be compared. Nor can whole numbers in a short
-    format, for the classes that they stand for may be ties.
+    name: str
+    is_whole: bool
+    """Whole numbers, as classes are."""
+    keeper: GateKeeper
+
+
+def other_outputs(workload: Workload, *, batch: int, seed: int, kept: Path | None = None, **how: Any) -> list[Other]:
+    """The tensors that the model returns beside the one that ``predict`` gives on.
+
+    What is not finite in plain float32 either, as a mask of -inf, cannot be compared, nor can what is no tensor.
     """
-    call = partial(_call, workload, batch=batch, seed=seed)
-    plain = call(PLAIN)
-    if plain.predicted is not None and len(plain.outputs) == 1:
+    session = Session(workload, PLAIN, mode="infer", batch=batch, seed=seed)
+    try:
+        call = capture(workload, session.model, session.batches[0])
+    except TargetError:
         return []
-    truth, got = call(PLAIN, double=True), call(spec, file=file)
-    checks = []
-    for place, name in enumerate(plain.output_names()):
-        own = plain.outputs[place]
-        if place == plain.predicted or not bool(own.isfinite().all()):
+    how |= {"mode": "infer", "batch": batch, "steps": 1, "seed": seed}
+    found = []
+    for place, (name, tensor) in enumerate(zip(call.output_names(), call.outputs, strict=True)):
+        if place != call.predicted and bool(tensor.isfinite().all()):
+            keeper = GateKeeper(_OneOutput(workload, place), kept=kept / name if kept else None, **how)
+            found.append(Other(name, not tensor.is_floating_point(), keeper))
+    return found
+
+
+def judge_every(keeper: GateKeeper, others: Sequence[Other], spec: ArmSpec) -> Gate:
+    """The gate of an arm, with checks of the other outputs under their names.
+
+    Whole numbers are left out in a short format, for the classes that they stand for may be ties.
+    """
+    gate = keeper.judge(spec)
+    checks, seconds = list(gate.checks), gate.seconds
+    for other in others:
+        if other.is_whole and spec.precision != "fp32":
             continue
-        if not (own.is_floating_point() or spec.precision == "fp32"):
-            continue
-        error, of_plain = (_error(side.outputs[place], truth.outputs[place]) for side in (got, plain))
-        allowed = ERROR_FACTOR[spec.precision] * of_plain + OUTPUT_SHARE[spec.precision]
-        if error <= allowed:
-            checks.append(GateCheck(name=name, error=error, allowed=allowed, passed=True))
-            continue
-        one = _OneOutput(workload, place)  # the gate also knows how far rounding moves it
-        keeper = GateKeeper(one, mode="infer", batch=batch, steps=1, seed=seed, files={spec.name: file})
-        checks += [dataclasses.replace(check, name=name) for check in keeper.judge(spec).checks]
-    return checks
-
-
-def _call(
-    workload: Workload, spec: ArmSpec, *, batch: int, seed: int, file: Path | None = None, double: bool = False
-) -> Call:
-    session = Session(workload, spec, mode="infer", batch=batch, seed=seed, file=file)
-    if double:
-        session.plain_model.double()
-        session.batches[0] = as_double(session.batches[0])
-    return capture(workload, session.model, session.batches[0])
-
-
-def _error(out: Tensor, truth: Tensor) -> float:
-    return relative_error(out.double().cpu(), truth.double().cpu())
+        found = other.keeper.judge(spec)
+        names = [other.name if check.name == "outputs" else f"{other.name}: {check.name}" for check in found.checks]
+        checks += [dataclasses.replace(check, name=name) for check, name in zip(found.checks, names, strict=True)]
+        seconds += found.seconds
+    return dataclasses.replace(gate, checks=checks, passed=all(check.passed for check in checks), seconds=seconds)
 
 
 class _OneOutput(Workload):

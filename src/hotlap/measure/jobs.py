@@ -27,7 +27,7 @@ from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
 from hotlap.measure.trial import trial
 from hotlap.records.codec import decode
 from hotlap.records.measurement import Gate, Measurement, Memory, Telemetry
-from hotlap.targets import load_target
+from hotlap.targets import ModuleWorkload, load_target
 from hotlap.workload import Workload
 
 Job = dict[str, Any]
@@ -170,20 +170,24 @@ def _num_samples(workload: Workload) -> int | None:
 
 
 def gate(job: Job, listen: Listen) -> Gates:
+    from hotlap.measure.every_output import judge_every, other_outputs  # imports torch, which callers need not have
+
     arms = [parse_arm(name) for name in job["arms"]]
     doing = ("float64 reference", 0, len(arms) + 1)
     listen(*doing)
     workload = workload_of(job)
-    keeper = GateKeeper(
-        workload, mode=job["mode"], batch=job["batch"], steps=job["steps"], seed=job["seed"],
-        kept=folder_for(job.get("kept", ""), job), card=_card_of(arms), tell=lambda: listen(*doing),
-    )  # fmt: skip
+    how: dict[str, Any] = {"batch": job["batch"], "seed": job["seed"], "kept": folder_for(job.get("kept", ""), job)}
+    how |= {"card": _card_of(arms), "tell": lambda: listen(*doing)}
+    keeper = GateKeeper(workload, mode=job["mode"], steps=job["steps"], **how)
+    # A workload of the user's own says what its answer is; of a plain model anything may be.
+    is_asked = job["mode"] == "infer" and isinstance(workload, ModuleWorkload)
+    others = other_outputs(workload, **how) if is_asked else []
     gates, failures = [], []
     for done, spec in enumerate(arms, start=1):
         doing = (f"gate {spec.name}", done, len(arms) + 1)
         listen(*doing)
         try:
-            gates.append(keeper.judge(spec))
+            gates.append(judge_every(keeper, others, spec))
         except Exception as error:  # noqa: BLE001 - one arm that fails in its own way must not hide the others
             failures.append(failure(spec, error, job["batch"]))
         release_memory()
