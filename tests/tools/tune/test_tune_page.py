@@ -275,3 +275,13 @@ def test_the_table_of_a_search_that_ended_without_a_winner_marks_none():
             show_tune(dataclasses.replace(done, status=status), console)
         texts[status] = text.get()
     assert "best so far" in texts["interrupted"] and "best so far" not in texts["complete"]
+
+
+def test_a_slower_last_run_is_set_beside_the_trials_and_not_beside_a_median_that_holds_it():
+    fast = Row(stage="batch", arm="cpu:fused", batch=8, rung=0, wall_ms=[0.8])
+    slow = Row(stage="confirm", arm="cpu:fused", batch=8, rung=1, tail=5, wall_ms=[1.3])
+    ran = [Row(stage="confirm", arm="cpu", batch=8, rung=1, tail=tail, wall_ms=[1.1]) for tail in (0, 5)]
+    gates = {name: GateRow(arm=name, passed=True, error=0.1) for name in map(numeric_class, ("cpu", "cpu:fused"))}
+    outcome = Outcome(ran[0].config, ran[1], [])
+    lines = give_verdict(TuneConfig(target="x"), GOAL, [fast, slow, *ran], gates, outcome, "complete", "").lines
+    assert any("slower than its trials: 6,154 samples/s after 10,000 samples/s." in line for line in lines)
