@@ -174,7 +174,7 @@ def test_a_full_disk_costs_the_record_but_no_finding(tmp_path, monkeypatch, ther
     runs = tmp_path / "runs"
     if there:
         (runs / "other").mkdir(parents=True)
-    monkeypatch.setattr("hotlap.records.run.tempfile.mkstemp", full)
+    monkeypatch.setattr("hotlap.records.run.os.fsync", full)
     with pytest.raises(
         Unkept, match=r"record could not be written: cannot write '.*record\.json': No space left"
     ) as told:
