@@ -21,6 +21,7 @@ from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import Config, Row, estimate, estimates
 from hotlap.tools.tune.search import Search
+from hotlap.tools.tune.sizes import rival_of
 from hotlap.tools.tune.space import make_space
 
 CARD = Description(
@@ -496,6 +497,47 @@ def test_the_smallest_batch_of_a_plateau_is_preferred():
 def test_switches_are_those_that_can_matter_for_the_model_on_its_device(known, device, words):
     space = make_space(dataclasses.replace(CARD, **known), mode="train", device=device)
     assert {arm.name.partition(":")[2] for arm in space.switched(space.firsts[0])} == words
+
+
+ON_CPU = dataclasses.replace(
+    CARD,
+    default_batch=64,
+    num_cuda=0,
+    has_convolutions=False,
+    can_compile=False,
+    can_keep_memory=True,
+    fast_bf16=True,
+    usable_cores=1,
+)
+
+
+def on_cpu(arm, batch, *, lucky=False):
+    """Samples a second: bf16 is the slower one below batch 128, and fresh pages cost a third, but once."""
+    rate = 1e3 * batch / (2.0 + 0.04 * batch) if arm.precision == "fp32" else 1e3 * batch / (4.0 + 0.02 * batch)
+    return rate if arm.keep_memory or (lucky and batch == 64) else 0.65 * rate
+
+
+def test_sizes_are_climbed_with_kept_memory_also_where_a_fresh_page_was_lucky():
+    machine = Machine(noise=0.0, rate=functools.partial(on_cpu, lucky=True))
+    outcome = run(machine, about=ON_CPU, batch=None, batches=(32, 64, 96, 192))
+    climbed = {row.arm for row in machine.rows if row.stage == "batch"}
+    assert climbed and all("keep_memory" in arm for arm in climbed)
+    assert "bf16" in outcome.winner.arm and outcome.winner.batch == 192
+
+
+def test_a_number_format_is_raced_again_where_the_leader_came_to_another_batch():
+    fp32, bf16 = (ArmSpec(device="cpu", precision=p, keep_memory=True) for p in ("fp32", "bf16"))
+    leader = dataclasses.replace(fp32, fused=True)
+    rows = [row_of(arm, 96, on_cpu(arm, 96)) for arm in (fp32, bf16)]
+    assert rival_of(rows, leader, [fp32, bf16], 96) == dataclasses.replace(bf16, fused=True)
+    assert rival_of(rows, leader, [fp32, bf16], 64) is None, "nothing was raced there"
+    assert rival_of([rows[0], row_of(bf16, 96, 0.7 * on_cpu(fp32, 96))], leader, [fp32, bf16], 96) is None
+
+
+def row_of(arm, batch, rate):
+    return Row(
+        stage="arms", arm=arm.name, batch=batch, rung=0, attempt=0, seconds=1.0, at="", wall_ms=[1e3 * batch / rate] * 3
+    )
 
 
 def test_on_a_cpu_all_but_the_plain_arm_keep_memory_and_the_leader_is_tried_without():

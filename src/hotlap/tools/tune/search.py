@@ -27,20 +27,17 @@ from hotlap.tools.tune.contest import (
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.protocol import Lab, is_compiled, numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, Row, estimates
+from hotlap.tools.tune.sizes import FALL, may_gain, memory_stopped, rates_of, rival_of
 from hotlap.tools.tune.space import Space
 
 NUM_CONFIRMED = 4
 """Configurations whose final form is run before the search gives up."""
 GAIN = 0.02
 """Less than this from a doubled batch is none; after two such the climb ends."""
-FALL = 0.85
-"""Of the best rate; a batch below it ends the climb at once."""
 MAX_CHECKS = 3
 """Processes that may be spent on one lead."""
 TOLERATED = 0.02
 """What a winner may fall behind another by in its last run, without a last run of that one."""
-RECOMPUTE_PAYS = 1.33
-"""What the last doubling of the batch must have brought for activation checkpointing, a third of a step, to pay."""
 NUM_LAYOUTS = 2
 """Precisions that are tried in the other memory format, too."""
 
@@ -59,9 +56,13 @@ class Search:
         if arms:
             # The batch first: at a small one the launches decide, and all arms look alike.
             batch = self._best_batch(arms[0], batch)
-            leader = self._turn(self._switch(self._lead(self._recorded(arms, batch), batch), batch), batch)
+            raced, raced_at = self._recorded(arms, batch), batch
+            leader = self._turn(self._switch(self._lead(raced, batch), batch), batch)
             if leader != arms[0]:
                 batch = self._follow(leader, arms[0], batch)
+                rival = rival_of(self.lab.rows, leader, raced, raced_at) if batch != raced_at else None
+                if rival is not None and self.space.allows(rival):
+                    leader = self._race("arms", [leader, rival], batch)
             self._recompute(leader, arms[0], batch)
             self._compile(leader, arms[0], batch)
             quick = [one.config.arm for one in self._ranked() if not parse_arm(one.config.arm).compile]
@@ -92,7 +93,7 @@ class Search:
             scouts = list(dict.fromkeys([arms[0], arms[-1]]))
             ran = [arm for arm in scouts if self._try("scout", Config(arm.name, batch))]
             if ran:
-                faster = max(ran, key=lambda arm: self._rate(arm, batch))
+                faster = self._kept(max(ran, key=lambda arm: self._rate(arm, batch)), arms, batch)
                 return batch, list(dict.fromkeys([faster, *arms]))
             less = self.space.smaller(batch)
             if self.space.fixed or less is None or not self._died_of_memory(scouts, batch):
@@ -105,6 +106,11 @@ class Search:
                 return batch, [arm, *lean[:place], *lean[place + 1 :]]
         others = [arm for arm in arms[1:-1] if self._try("scout", Config(arm.name, batch))]
         return batch, others
+
+    def _kept(self, arm: ArmSpec, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
+        """The arm, or itself with memory that is kept: sizes that fresh pages have ranked are those of luck."""
+        steady = dataclasses.replace(arm, keep_memory=True)
+        return steady if steady in arms and self._try("scout", Config(steady.name, batch)) else arm
 
     def _died_of_memory(self, arms: Sequence[ArmSpec], batch: int) -> bool:
         configs = {Config(arm.name, batch) for arm in arms}
@@ -287,8 +293,7 @@ class Search:
                 flat = 0 if found.rate >= best else flat + (2 if found.rate < FALL * best else 1)
 
     def _rates(self, arm: ArmSpec) -> dict[int, float]:
-        found = estimates(self.lab.rows).items()
-        return {config.batch: one.rate for config, one in found if config.arm == arm.name}
+        return rates_of(self.lab.rows, arm)
 
     def _rate(self, arm: ArmSpec, batch: int) -> float:
         return self._rates(arm).get(batch, 0.0)
@@ -302,22 +307,16 @@ class Search:
             for form in self.space.recomputed(leader):
                 if self._try("recompute", Config(form.name, batch)) and not self.space.fixed:
                     self._climb(form, batch)
-        elif self.goal.objective == "throughput" and self._memory_stopped(leader, climbed):
+        elif (
+            self.goal.objective == "throughput"
+            and not self.space.fixed
+            and memory_stopped(self.lab.rows, leader, climbed)
+        ):
             largest = max(self._rates(leader))
             for form in self.space.recomputed(leader):
                 more = self.space.larger(largest)
                 if more is not None and self._try("recompute", Config(form.name, more)):
                     self._climb(form, more)
-
-    def _memory_stopped(self, leader: ArmSpec, climbed: ArmSpec) -> bool:
-        """Whether the leader had no memory for more, while the arm that climbed still gained by its last doubling."""
-        sizes, rates = self._rates(leader), self._rates(climbed)
-        if self.space.fixed or not sizes or not rates:
-            return False
-        dead = {row.batch for row in self.lab.rows if row.arm == leader.name and row.status in MEMORY_DEATHS}
-        largest = max(rates)
-        half = max((size for size in rates if 2 * size <= largest), default=largest)
-        return max(dead, default=0) > max(sizes) and rates[largest] > RECOMPUTE_PAYS * rates[half]
 
     def _compile(self, leader: ArmSpec, climbed: ArmSpec, batch: int) -> None:
         """Finalists compiled and recorded at their batch, the best of them also at other sizes, while that pays."""
@@ -341,22 +340,12 @@ class Search:
             return
         for step in (self.space.larger, self.space.smaller):
             size, rate = batch, known[best].rate
-            while (next_size := step(size)) is not None and self._may_gain(climbed, size, next_size):
+            while (next_size := step(size)) is not None and may_gain(self._rates(climbed), size, next_size):
                 size = next_size
                 found = self._try("compile", Config(best.arm, size))
                 if found is None or found.rate < (1 + GAIN) * rate:
                     break
                 rate = found.rate
-
-    def _may_gain(self, climbed: ArmSpec, size: int, other: int) -> bool:
-        """Whether another size is worth a trial of a compiled or recorded form, by what it did to the arm that climbed.
-
-        Such forms cost fewer launches, so that larger sizes gain less and smaller ones lose less than they did.
-        """
-        eager = self._rates(climbed)
-        if size not in eager or other not in eager:
-            return True
-        return eager[other] > (1.0 if other > size else FALL**2) * eager[size]
 
     def _finish(self) -> Outcome:
         """Times the best again, judges them, and runs the first right one in its final form, and what overtakes it."""
