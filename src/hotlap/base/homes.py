@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +25,18 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        import tempfile
+        return _temporary_home()
 
-        uid = os.getuid() if hasattr(os, "getuid") else 0
-        return Path(tempfile.gettempdir()) / f"hotlap-home-{uid}"
+
+@functools.cache
+def _temporary_home() -> Path:
+    """The same in every process, unless somebody else may write there: programs are read from it and run."""
+    import tempfile
+
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    place = Path(tempfile.gettempdir()) / f"hotlap-home-{uid}"
+    with contextlib.suppress(OSError):
+        place.mkdir(mode=0o700)
+    found = place.lstat() if os.path.lexists(place) else None
+    is_ours = found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
+    return place if is_ours else Path(tempfile.mkdtemp(prefix="hotlap-home-"))

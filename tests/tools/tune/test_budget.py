@@ -85,6 +85,13 @@ def test_the_leaders_batch_is_searched_with_what_the_stages_before_have_left(sta
     assert room.budget.affords(room, Config("cpu:bf16", 8), 0, "batch") == is_afforded
 
 
+@pytest.mark.parametrize(("stage", "is_afforded"), [("arms", False), ("switches", True)])
+def test_a_number_format_is_raced_again_with_what_the_stages_before_have_left(stage, is_afforded):
+    room = laboratory(Budget(seconds=100, rung_seconds=0.5))
+    room.rows = [dataclasses.replace(row(8.0), stage=name) for name in (*["batch"] * 6, stage)]
+    assert room.budget.affords(room, Config("cpu:bf16", 8), 0, "arms") == is_afforded
+
+
 def test_a_second_last_run_is_not_asked_to_leave_room_for_a_third():
     room = laboratory(Budget(seconds=50, rung_seconds=0.5))
     room.rows = [row(5.0), row(32.0, batch=8)]

@@ -12,7 +12,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
 SHARES = {
-    "check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "batch again": 0.65, "recompute": 0.65, "compile": 0.85,
+    "check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "again": 0.65, "recompute": 0.65, "compile": 0.85,
     "curve": 0.9,
 }  # fmt: skip
 """Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part.
@@ -107,9 +107,10 @@ class Budget:
 
 
 def _share(lab: Spent, stage: str) -> float:
-    """Of the whole budget; the batch is searched again for the leader, which had to wait for the stages before it."""
-    again = stage == "batch" and any(row.stage in ("arms", "switches") for row in lab.rows)
-    return SHARES["batch again" if again else stage] if stage in SHARES else 1.0
+    """Of the whole budget; batch and number format are looked at again for the leader, after the stages before it."""
+    before = {"batch": ("arms", "switches"), "arms": ("switches",)}.get(stage, ())
+    again = any(row.stage in before for row in lab.rows)
+    return SHARES["again" if again else stage] if stage in SHARES else 1.0
 
 
 def _grace(expected_s: float) -> float:
