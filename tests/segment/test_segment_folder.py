@@ -24,8 +24,8 @@ from hotlap.data.imagej_roi import read_rois
 from hotlap.data.object_table import read_csv
 from hotlap.data.tiff import read_pages, write_tiff
 from hotlap.kernels.instances import cpu
-from hotlap.segment import done
-from hotlap.segment.contours import draw_outlines
+from hotlap.segment import done, predict
+from hotlap.segment.contours import draw_outlines, outlines
 from hotlap.segment.exports import TABLES
 from hotlap.segment.nets import build_net
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
@@ -91,6 +91,21 @@ def test_every_format_holds_the_same_objects(folder):
     assert float(rows[0]["area"]) == (labels_of(out, "a") == 1).sum()
     assert set(answer.files) == {str(out / name) for name in ("objects.csv", "objects.xlsx", "coco.json")}
     assert "5 objects in 3 pictures" in answer.lines()[0]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_objects_are_outlined_only_for_formats_that_hold_outlines(folder, kind, monkeypatch):
+    if kind == "xlsx":
+        pytest.importorskip("openpyxl")
+    whole, alone = (settings(folder, formats=of, out=folder.parent / "-".join(of)) for of in (FORMATS, (kind,)))
+    predict_folder(whole, predictor=bright_predictor())
+    asked = []
+    monkeypatch.setattr(predict, "outlines", lambda *a, **b: asked.append(1) or outlines(*a, **b))
+    predict_folder(alone, predictor=bright_predictor())
+    assert bool(asked) == (kind in ("yolo", "roi", "geojson"))
+    got = {name: content for name, content in contents(alone.out).items() if not name.startswith(done.FOLDER)}
+    want = contents(whole.out)
+    assert got and all(content == want[name] for name, content in got.items() if not name.endswith((".xlsx", ".zip")))
 
 
 def test_what_an_earlier_version_finished_is_in_the_table(folder):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from hotlap.base.errors import ConfigError
-from hotlap.segment.tiles import TileConfig, _Canvas, blend_weights, plan_tiles, predict_maps
+from hotlap.segment import tiles as tiles_module
+from hotlap.segment.tiles import TileConfig, blend_weights, plan_tiles, predict_maps
 
 SMALL = TileConfig(tile=64, overlap=16, multiple=16, batch=4)
 
@@ -135,8 +136,14 @@ class Later:
 def test_what_was_done_before_a_batch_that_fails_is_given(later, monkeypatch):
     asked = []
     if later:
-        send = _Canvas.send
-        monkeypatch.setattr(_Canvas, "send", lambda canvas: (send(canvas), setattr(canvas, "ready", Later())))
+        send = tiles_module._send
+
+        def late(done):
+            send(done)
+            for canvas in done:
+                canvas.ready = Later()
+
+        monkeypatch.setattr(tiles_module, "_send", late)
 
     def predict(tiles):
         asked.append(len(tiles))
@@ -159,3 +166,20 @@ def test_small_tiles_share_a_batch_by_their_pixels():
     sides = {(256, 256): 2, (256, 192): 2, (128, 128): 8, (64, 128): 16, (64, 64): 20}
     assert {shape: config.batch_of(*shape) for shape in sides} == sides
     assert TileConfig(tile=256, overlap=32, batch=2).batch_of(64, 64) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("most", [1 << 24, 3 * 64 * 64, 64 * 64, 1])
+def test_maps_of_a_card_are_those_of_a_cpu_however_many_come_together(most, monkeypatch):
+    """All of a shape at once, three, one, and none, for which no memory is locked."""
+    monkeypatch.setattr(tiles_module, "MOST_PINNED", most)
+    sizes = [(64, 64), (64, 112), (30, 100), (64, 60), (64, 64), (64, 64), (50, 50), (64, 64), (64, 64)]
+    pictures = [picture(*size, seed=n) for n, size in enumerate(sizes)]
+    config = TileConfig(tile=64, overlap=16, multiple=16, batch=5)
+    want = dict(predict_maps(pictures, lambda tiles: tiles[:, :1].half(), config))
+    got = dict(predict_maps(pictures, lambda tiles: tiles[:, :1].cuda().half(), config))
+    assert sorted(got) == sorted(want) == list(range(len(sizes)))
+    for number, maps in want.items():
+        assert got[number].dtype == np.float32
+        np.testing.assert_allclose(got[number], maps, rtol=1e-6)

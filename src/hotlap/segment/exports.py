@@ -23,6 +23,9 @@ from hotlap.segment.predict import Segmented
 TABLES = {"csv": "objects.csv", "coco": "coco.json", "xlsx": "objects.xlsx"}
 """Files of all pictures together; last the one that may not hold all rows, so that the others are there."""
 
+OUTLINED = frozenset({"yolo", "roi", "geojson"})
+"""Formats that hold outlines; the others are made of labels and measurements."""
+
 
 def label_tiff(labels: np.ndarray) -> bytes:  # [H, W] int32
     """The label picture as a TIFF of 16 bits, or of 32 where there are more objects than 65,535."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from hotlap.base.errors import DataError
 from hotlap.segment.done import Done
-from hotlap.segment.exports import picture_entry, picture_files
+from hotlap.segment.exports import OUTLINED, picture_entry, picture_files
 from hotlap.segment.predict import ManyConfig, segment_maps
 
 Answer = dict[str, Any] | str
@@ -44,7 +44,7 @@ class Finishing:
     def one(self, facts: Facts, maps: np.ndarray, picture: np.ndarray | None) -> Answer:  # [M, H, W], [H, W, 3] uint8
         """Works out one picture's results and writes them, and last that it is finished."""
         try:
-            found = segment_maps(maps, self.names, self.many)
+            found = segment_maps(maps, self.names, self.many, outlined=not OUTLINED.isdisjoint(self.formats))
             made = picture_files(facts.name, found, picture, self.formats, self.category)
             page = int(facts.name.rpartition("_page")[2]) if facts.num_pages > 1 else None
             entry = picture_entry(facts.name, facts.file_name, found, self.formats, page)

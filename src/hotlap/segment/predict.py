@@ -48,7 +48,7 @@ class Segmented:
     labels: np.ndarray  # [H, W] int32
     """0 is background, every other value one object."""
     outlines: list[Outline]
-    """By label; simplified."""
+    """By label; simplified. None of them where they were not asked for."""
     objects: list[ObjectMetrics]
     """Measurements, by label."""
 
@@ -56,14 +56,20 @@ class Segmented:
 MANY = ManyConfig()
 
 
-def segment_maps(maps: np.ndarray, names: tuple[str, ...], config: ManyConfig = MANY) -> Segmented:  # [M, H, W]
-    """The objects that maps show, outlined and measured."""
+def segment_maps(
+    maps: np.ndarray,  # [M, H, W]
+    names: tuple[str, ...],
+    config: ManyConfig = MANY,
+    *,
+    outlined: bool = True,
+) -> Segmented:
+    """The objects that maps show, measured and, unless nobody wants that, outlined."""
     check_maps(maps)
     labels = split(maps, names, config.split)
     foreground, rings = maps[names.index("foreground")], trace(labels)
     return Segmented(
         labels,
-        outlines(labels, tolerance=config.simplify_px, rings=rings),
+        outlines(labels, tolerance=config.simplify_px, rings=rings) if outlined else [],
         measure_objects(labels, foreground, um_per_px=config.um_per_px, rings=rings),
     )
 

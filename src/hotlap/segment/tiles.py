@@ -23,7 +23,7 @@ Predict = Callable[[Tensor], Tensor]
 MOST_ON_DEVICE = 1 << 26
 """Pixels of a picture whose maps are put together on the device; those of a larger one wait in host memory."""
 MOST_PINNED = 1 << 24
-"""Numbers of a picture's maps that come to the host while the card goes on; for more, memory is not locked."""
+"""Numbers of maps that come to the host together while the card goes on; for pictures of more no memory is locked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,21 +133,12 @@ class _Canvas:
         here += maps[:, : here.shape[1], : here.shape[2]].to(device) * weights
         self.total[part] += weights
 
-    def send(self) -> None:
-        """Begins to bring the maps to the host, behind what the card is still doing."""
-        assert self.maps is not None
-        maps = (self.maps if self.total is None else self.maps.div_(self.total)).float()
-        if maps.device.type == "cuda" and maps.numel() <= MOST_PINNED:
-            copies = _copies(maps.device)  # beside the next batch, not in its way
-            copies.wait_stream(torch.cuda.current_stream(maps.device))
-            with torch.cuda.stream(copies):
-                self.maps = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
-                self.maps.copy_(maps, non_blocking=True)
-                self.ready = torch.cuda.Event(blocking=True)  # one that spins takes a core from readers and results
-                self.ready.record(copies)
-            maps.record_stream(copies)
-        else:
-            self.maps = maps
+    def blended(self) -> Tensor:  # [M, H, W]
+        """The maps of the picture, all of whose tiles have come in."""
+        assert self.maps is not None and not self.left
+        if self.total is not None:
+            self.maps, self.total = self.maps.div_(self.total), None
+        return self.maps
 
     def finish(self) -> tuple[int, np.ndarray]:  # [M, H, W] float32
         """The picture's number and its maps, once they are there."""
@@ -155,6 +146,40 @@ class _Canvas:
         if self.ready is not None:
             self.ready.synchronize()
         return self.index, self.maps.cpu().numpy()
+
+
+def _send(done: Sequence[_Canvas]) -> None:
+    """Begins to bring the maps of pictures to the host, behind what the card is still doing.
+
+    Those of one shape come together: the card is given a dozen orders for each copy, and before every one of them the
+    threads that read and finish pictures may take the interpreter's lock.
+    """
+    alike: dict[torch.Size, list[_Canvas]] = {}
+    for canvas in done:
+        maps = canvas.blended()
+        if maps.device.type == "cuda" and maps.numel() <= MOST_PINNED:
+            alike.setdefault(maps.shape, []).append(canvas)
+        else:
+            canvas.maps = maps.float()
+    for shape, canvases in alike.items():
+        most = MOST_PINNED // shape.numel()
+        for start in range(0, len(canvases), most):
+            _send_together(canvases[start : start + most])
+
+
+def _send_together(canvases: Sequence[_Canvas]) -> None:
+    """One copy to pinned memory, of which each picture has a part."""
+    maps = torch.stack([canvas.blended() for canvas in canvases]).float()
+    copies = _copies(maps.device)  # beside the next batch, not in its way
+    copies.wait_stream(torch.cuda.current_stream(maps.device))
+    with torch.cuda.stream(copies):
+        host = torch.empty(maps.shape, dtype=maps.dtype, pin_memory=True)
+        host.copy_(maps, non_blocking=True)
+        ready = torch.cuda.Event(blocking=True)  # one that spins takes a core from readers and results
+        ready.record(copies)
+    maps.record_stream(copies)
+    for canvas, part in zip(canvases, host.unbind(), strict=True):
+        canvas.maps, canvas.ready = part, ready
 
 
 @functools.cache
@@ -176,7 +201,7 @@ def join_tiles(maps: Tensor, plan: TilePlan, config: TileConfig) -> np.ndarray: 
     canvas = _Canvas(0, plan, config)
     for (top, left), of_tile in zip(plan.places(), maps, strict=True):
         canvas.add(of_tile, top, left)
-    canvas.send()
+    _send([canvas])
     return canvas.finish()[1]
 
 
@@ -234,8 +259,8 @@ def _begin(queue: list[Waiting], predict: Predict) -> list[_Canvas]:
     for (canvas, top, left, _), of_tile in zip(queue, maps, strict=True):
         canvas.add(of_tile, top, left)
         if canvas.left == 0:
-            canvas.send()
             done.append(canvas)
+    _send(done)
     return done
 
 
