@@ -211,6 +211,11 @@ def bad(folder, kind):
         frames[0].save(path, save_all=True, append_images=frames[1:])
     elif kind == "animated gif":
         frames[0].save(path, "GIF", save_all=True, append_images=frames[1:])
+    elif kind == "vast gif":
+        frames[0].save(path, "GIF")
+        content = path.read_bytes()
+        at = content.rindex(struct.pack("<BHHHH", ord(","), 0, 0, 8, 8))
+        path.write_bytes(content[: at + 5] + b"\xff" * 4 + content[at + 9 :])
     elif kind == "cmyk":
         Image.fromarray(good).convert("CMYK").save(path, "JPEG")
     elif kind == "cmyk tiff":
@@ -245,6 +250,7 @@ def bad(folder, kind):
     [
         ("text", "no known picture format"), ("truncated", ""), ("empty", "the file is empty"),
         ("animated", "animated: 2 frames"), ("animated gif", "animated: 2 frames"), ("cmyk", "CMYK"),
+        ("vast gif", r"4294836225 pixels\) exceeds limit"),
         ("cmyk tiff", "CMYK"), ("lab tiff", "its colours are LAB"),
         ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),

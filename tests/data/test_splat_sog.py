@@ -81,6 +81,23 @@ def test_archives_that_are_none(tmp_path):
         read_splats(zipped(tmp_path / "d.sog", bomb, zipfile.ZIP_BZIP2))
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [(6, b"\x63\x00", "zip file version 9.9"), (46, b"\xff", "codec can't decode"), (42, b"\xff" * 4, "")],
+    ids=["version", "name", "offset"],
+)
+def test_a_table_of_contents_that_lies_is_named(tmp_path, place, value, message):
+    """A version that nobody knows, a name that is no text, a part that begins after the end."""
+    path = zipped(tmp_path / "a.sog", sog())
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 9] |= 8  # names are UTF-8
+    content[entry + place : entry + place + len(value)] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.sog' is damaged: .*{message}"):
+        read_splats(path)
+
+
 def test_a_picture_far_larger_than_its_splats_is_not_decoded(tmp_path):
     parts = sog() | {"quats.webp": webp([], 2000, 2000)}
     with pytest.raises(DataError, match=r"'quats\.webp' is 2000x2000 pixels for 2 splats"):

@@ -158,6 +158,15 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.zip").write_bytes(b"PK no")
     with pytest.raises(DataError, match=r"a.zip' is no zip of ImageJ regions"):
         read_rois(tmp_path / "a.zip")
+    sound = write_rois(outlines(np.pad(np.ones((5, 5), np.int32), 3)))
+    table = sound.index(b"PK\x01\x02")
+    (tmp_path / "b.zip").write_bytes(sound[: table + 6] + b"\x63\x00" + sound[table + 8 :])
+    with pytest.raises(DataError, match=r"b.zip' is no zip of ImageJ regions: zip file version 9.9"):
+        read_rois(tmp_path / "b.zip")
+    begin = 30 + sound[26]  # behind the first part's head and name
+    (tmp_path / "c.zip").write_bytes(sound[:begin] + b"\xff" * 8 + sound[begin + 8 :])
+    with pytest.raises(DataError, match=r"c.zip' is no zip of ImageJ regions: "):
+        read_rois(tmp_path / "c.zip")
     monkeypatch.setattr(object_table, "MOST_ROWS", 1)
     with pytest.raises(DataError, match="2 rows do not fit an Excel sheet"):
         write_xlsx(("a",), [(1,), (2,)])

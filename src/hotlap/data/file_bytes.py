@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import struct
+import zipfile
+import zlib
 from pathlib import Path
 
 from hotlap.base.errors import DataError
+
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError)
+"""What zipfile raises for damaged archives. A RuntimeError is an encrypted part, or, as NotImplementedError, a version
+or packing that it does not know; a ValueError is a name that is no text, or a place before the file's begin."""
 
 
 def read_whole(path: Path) -> bytes:

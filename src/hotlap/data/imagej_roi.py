@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.base.errors import DataError
-from hotlap.data.file_bytes import read_whole
+from hotlap.data.file_bytes import ZIP_FAULTS, read_whole
 from hotlap.data.outline import Outline, Polygon
 
 VERSION = 228
@@ -70,7 +70,7 @@ def read_rois(path: Path) -> list[Outline]:
         with zipfile.ZipFile(io.BytesIO(read_whole(path))) as archive:
             names = [name for name in archive.namelist() if name.lower().endswith(".roi")]
             return [_parse(archive.read(name), number, name, path) for number, name in enumerate(names, start=1)]
-    except (zipfile.BadZipFile, struct.error, ValueError) as error:
+    except (*ZIP_FAULTS, OSError) as error:
         raise DataError(f"file {str(path)!r} is no zip of ImageJ regions: {error}") from error
 
 

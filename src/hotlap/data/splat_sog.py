@@ -9,7 +9,6 @@ import io
 import json
 import math
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import DataError
-from hotlap.data.file_bytes import read_whole, unreadable
+from hotlap.data.file_bytes import ZIP_FAULTS, read_whole, unreadable
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.splat_bytes import from_three, logit
 from hotlap.data.splats import SH_COEFFS, Splats
@@ -40,11 +39,15 @@ def read_sog(path: Path) -> Splats:
     if folder.is_dir():
         files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         return _Sog(path, lambda name: read_whole(folder / name), files).splats()
+    with _opened(path) as archive:
+        size = path.stat().st_size
+        return _Sog(path, lambda name: _from_zip(path, archive, name, size), size).splats()
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = path.stat().st_size
-            return _Sog(path, lambda name: _from_zip(path, archive, name, size), size).splats()
-    except zipfile.BadZipFile as error:
+        return zipfile.ZipFile(path)
+    except ZIP_FAULTS as error:
         raise _damaged(path, error) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -59,8 +62,7 @@ def _from_zip(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> byt
         raise DataError(f"file {str(path)!r}: part {name!r} claims {entry.file_size} bytes in a file of {size}")
     try:
         return archive.read(entry)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-        # A RuntimeError is what an encrypted part gives, and a NotImplementedError an unknown packing.
+    except (*ZIP_FAULTS, OSError) as error:
         raise _damaged(path, error) from error
 
 
