@@ -104,7 +104,7 @@ def pictures_in(
             yield Picture(path, None, _checked(_read_other(content, most_pixels)))
     except UnreadablePicture:
         raise
-    except (DataError, *_damage()) as error:
+    except _damage() as error:
         raise _unreadable(path, error) from error
 
 
@@ -124,13 +124,13 @@ def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
         if getattr(image, "n_frames", 1) > 1:
             raise ValueError(f"it has {image.n_frames} frames")
         return np.atleast_3d(np.asarray(image))[..., : _MODES.get(image.mode)]
-    except (DataError, *_damage()) as error:
+    except _damage() as error:
         raise _unreadable(path, error) from error
 
 
 def _damage() -> tuple[type[Exception], ...]:
     """What readers raise for wrong files; Pillow's limit is met by frames that claim more than their picture."""
-    return (*_DAMAGE, require_pillow().DecompressionBombError)
+    return (DataError, *_DAMAGE, require_pillow().DecompressionBombError)
 
 
 def _unreadable(path: Path, error: BaseException, where: str = "") -> UnreadablePicture:
@@ -202,7 +202,7 @@ def _read_tiff(
         try:
             _check_size(page.width, page.height, most_pixels)
             pixels = _checked(_tiff_samples(page, number, most_pixels))
-        except (DataError, *_damage()) as error:
+        except _damage() as error:
             bad = _unreadable(path, error, f"page {number}: " if several else "")
             if hear is None or not several:
                 raise bad from error
