@@ -44,7 +44,7 @@ class Live:
     def _pause(self) -> None:
         self._emit(events.note(f"step {self._trainer.step}: paused from the browser"))
         self.tell("paused at ")
-        while self.viewer.paused:
+        while self.viewer.paused and not self._trainer.ends:
             self.viewer.draw_waiting()
             self.viewer.wait(PAUSED_S)
         self._emit(events.note("the training goes on"))

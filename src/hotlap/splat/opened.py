@@ -16,12 +16,12 @@ from hotlap.data.colmap import find_model
 from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
 from hotlap.data.transforms import find_transforms
+from hotlap.splat.begun import SETTINGS, read_settings
 from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
 from hotlap.splat.guard import medians
 from hotlap.splat.judge import Model
 from hotlap.splat.outcome import MODEL, RESULTS, as_model
 from hotlap.splat.stage import DRAWN, drawn_folder
-from hotlap.splat.train import SETTINGS, read_settings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -29,11 +29,12 @@ from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
 from hotlap.splat.apart import check_apart
+from hotlap.splat.begun import CHECKPOINTS
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.motion import Mapper, require_pycolmap
 from hotlap.splat.outcome import PICTURES
 from hotlap.splat.photos_config import SHAPING, SplatPhotosConfig
-from hotlap.splat.train import CHECKPOINTS, train
+from hotlap.splat.train import train
 
 LEAST_PHOTOS = 3
 FEW_SHARE = 0.8

@@ -3,55 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, HotlapError, RecordError, StorageError
+from hotlap.base.errors import ConfigError, HotlapError, RecordError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
 from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal
 from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
-from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.splat.apart import check_apart, scene_folders
+from hotlap.splat.begun import CHECKPOINTS, as_begun, check_folder, make_folder, write_settings
 from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import MODEL, PICTURES, close_training
-from hotlap.splat.stage import open_stage, scene_place
+from hotlap.splat.outcome import PICTURES, close_training
+from hotlap.splat.stage import open_stage
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
 from hotlap.splat.viewer import check_port, require_viser
 
-CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
-FREE = (
-    "out", "resume", "device", "images_on", "graph", "eval_every", "max_test_views", "keep", "log_every", "pictures",
-    "abort_psnr_drop", "abort_growth", "checkpoint_every", "view",
-)  # fmt: skip
-"""Settings that do not change what is trained, so that a resumed training may have others."""
+AT_ONCE = "Stopped at once; --resume goes on from the last checkpoint."
 SAVE_EVERY_S = 120.0
 """Between checkpoints, where no number of steps is asked for."""
 LEAVE_S = 10.0
 """How long another training in the same folder is waited for, which may be about to leave."""
-OPEN_ADAM = "auto"
-"""What earlier versions wrote for an Adam that was left open: dense with mcmc, lazy without."""
-REMEDY = "Free some space or choose another folder with --out"
 
 Watch = Callable[[int, Trainer], None]
 """Called after every ``log_every`` steps, as a viewer asks for."""
@@ -90,17 +82,17 @@ def train_model(
         check_port(config.view)
     team = Together(place, device) if place is not None else None
     leads = team is None or team.rank == 0
-    config = _as_begun(config, emit if leads else ignore)
-    _check_folder(config)
+    config = as_begun(config, emit if leads else ignore)
+    check_folder(config)
     stage = open_stage(config, device, emit if leads else ignore)
     try:
         if config.out:
             check_apart(Path(config.out), scene_folders(stage.scene), (CHECKPOINTS, PICTURES), stage.scene.folder)
-        folder = _make_folder(config) if leads else Path(config.out or ".")
+        folder = make_folder(config) if leads else Path(config.out or ".")
         with alone_in(folder, wait_s=LEAVE_S, say=lambda text: emit(events.note(text))) if leads else nullcontext():
             if leads and not config.resume:
-                _check_folder(config)  # again: while the scene was read, another may have run there and ended
-                _write_settings(config, folder)
+                check_folder(config)  # again: while the scene was read, another may have run there and ended
+                write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
             keeper.resume()
@@ -140,8 +132,10 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
     try:
         status, why = _fit(keeper, watch)
         outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
-    except KeyboardInterrupt:  # perhaps in the midst of a step, which must not be saved
-        keeper.close(record, "interrupted", "Stopped at once; --resume goes on from the last checkpoint.", {})
+    except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
+        keeper.close(
+            record, "interrupted", keeper.left or "Stopped at once; --resume goes on from the last checkpoint.", {}
+        )
         raise
     except Exception as error:  # also a card without memory: no record may say that it still runs
         told = str(error) if isinstance(error, HotlapError) else f"{type(error).__name__}: {error}"
@@ -153,7 +147,8 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
 def _fit(keeper: Keeper, watch: Watch | None) -> tuple[str, str]:
     """How the training ended, and why if it was stopped; the model is then the best there was."""
     try:
-        keeper.fit(watch)
+        with ends_after_its_step(keeper.trainer):
+            keeper.fit(watch)
     except (Stopped, Refused) as error:
         keeper.emit(events.warn(f"stopped: {error}"))
         keeper.stopped_at = (keeper.trainer.step, keeper.trainer.seconds)
@@ -171,6 +166,8 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
+        self.left = ""
+        """What is said of a training that was interrupted, and saved for that."""
         self.stopped_at: tuple[int, float] | None = None
         """Steps and seconds of a training that was ended; the model may be of an earlier step."""
         self._best_score = -math.inf
@@ -206,11 +203,23 @@ class Keeper:
                 self._keep_best(self._judge(journal, 0))  # what no step may fall far below
             while trainer.step < config.steps:
                 trainer.run(next_stop(trainer.step, config))
+                if trainer.ends and trainer.step < config.steps:
+                    self._leave(journal)
                 self._pause(journal, watch)
         finally:
             if journal is not None:
                 journal.close()
             self.emit(events.finish("train"))
+
+    def _leave(self, journal: Journal | None) -> NoReturn:
+        """Saves what was learned when somebody asked the training to end."""
+        if journal is not None:
+            journal.sync()
+        self.save(None)
+        self.left = f"Stopped after step {self.trainer.step}, which is saved."
+        again = f"'hotlap splat train ... --out {self.folder} --resume' goes on from there"
+        self.emit(events.warn(f"stopped after step {self.trainer.step}, which is saved; {again}"))
+        raise KeyboardInterrupt
 
     def _pause(self, journal: Journal | None, watch: Watch | None) -> None:
         """What is due after this step: a row of metrics, a judgement, a checkpoint."""
@@ -311,90 +320,3 @@ def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any], stopped_at:
 def _figures(scores: dict[str, float]) -> str:
     units = {"psnr": "PSNR {} dB", "ssim": "SSIM {}", "lpips": "LPIPS {}"}
     return ", ".join(units[name].format(format_number(value, 4)) for name, value in scores.items() if name in units)
-
-
-def _as_begun(config: SplatTrainConfig, emit: Emit) -> SplatTrainConfig:
-    """A training whose Adam an earlier version left open goes on with the one it took: its state is of that kind."""
-    if not config.resume or not config.out or config.adam != "dense" or config.strategy == "mcmc":
-        return config
-    if _stored(Path(config.out)).get("adam") != OPEN_ADAM:
-        return config
-    emit(events.note("adam = 'lazy', as this training was begun"))
-    return dataclasses.replace(config, adam="lazy")
-
-
-def _check_folder(config: SplatTrainConfig) -> None:
-    """Refuses a folder that holds another training, before anything is read."""
-    if config.resume and not config.out:
-        raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
-    if config.out and config.scene:
-        check_apart(Path(config.out), [Path(config.scene)])  # its folders are looked at when they are known
-    if config.resume:
-        _check_same(config, Path(config.out))
-        return
-    there = CheckpointStore(Path(config.out) / CHECKPOINTS).steps() if config.out else []
-    if there:
-        raise ConfigError(
-            f"out = {config.out!r} holds a training of {there[-1]} steps",
-            remedy="Go on with --resume, or choose another folder",
-        )
-    if config.out and (Path(config.out) / MODEL).exists():  # that of a training which stopped before its first one
-        raise ConfigError(
-            f"out = {config.out!r} holds the {MODEL} of another training",
-            remedy="Choose another folder, or move that one away",
-        )
-
-
-def _make_folder(config: SplatTrainConfig) -> Path:
-    """The folder of this training."""
-    name = f"splat-{Path(config.scene).resolve().name or config.scene}"
-    folder = Path(config.out) if config.out else run_folder(Path("runs"), name)
-    if config.resume:
-        return folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"out = {str(folder)!r} cannot be made: {error.strerror}", remedy=REMEDY) from error
-    return folder
-
-
-def _write_settings(config: SplatTrainConfig, folder: Path) -> None:
-    settings = encode(config) | {"scene": scene_place(config.scene)}
-    write_durably(folder / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n", remedy=REMEDY)
-
-
-def _check_same(config: SplatTrainConfig, folder: Path) -> None:
-    """Refuses to go on with settings that would have made another model."""
-    before, after = read_settings(folder), encode(config)
-    before, after = ({**one, "scene": scene_place(str(one.get("scene", "")))} for one in (before, after))
-    for name, value in after.items():
-        if name not in FREE and name in before and before[name] != value:
-            raise ConfigError(
-                f"{name} = {value!r} is not what the training in {str(folder)!r} was begun with",
-                expected=f"{before[name]!r}",
-                remedy="Leave it out, or begin a new training in another folder",
-            )
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings that a training was begun with."""
-    found = _stored(folder)
-    if found.get("adam") == OPEN_ADAM:
-        found["adam"] = "dense" if found.get("strategy") == "mcmc" else "lazy"
-    return found
-
-
-def _stored(folder: Path) -> dict[str, Any]:
-    """The same as they were written, perhaps by an earlier version."""
-    path = folder / SETTINGS
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(
-            f"no training at {str(folder)!r}: {error.strerror or error}", expected=f"a folder with {SETTINGS}"
-        ) from error
-    except ValueError as error:
-        raise RecordError(f"{str(path)!r} is not whole JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise RecordError(f"{str(path)!r} holds a {type(found).__name__}", expected="settings by name")
-    return found

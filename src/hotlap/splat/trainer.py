@@ -65,6 +65,8 @@ class Trainer:
         """Spent in steps and densification, without judgements and checkpoints."""
         self.between: Callable[[Trainer], float] | None = None
         """Called after every step; gives the seconds it took, which are not the training's."""
+        self.ends = False
+        """Whether somebody wants it to end: no further step is begun."""
         self.figures: dict[str, float] = {}
         """The newest PSNR, of a training picture and of those held out, for who watches."""
         self._ordered = self.state.count
@@ -73,10 +75,10 @@ class Trainer:
         self._orders: dict[int, list[int]] = {}
 
     def run(self, until: int) -> None:
-        """Makes steps up to a number of them."""
+        """Makes steps up to a number of them, or until it shall end."""
         began = time.perf_counter()
         try:
-            while self.step < until:
+            while self.step < until and not self.ends:
                 self._one()
                 changed = self._densify()
                 if changed is not None and changed.reset:

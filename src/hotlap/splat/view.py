@@ -16,6 +16,7 @@ from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
+from hotlap.splat.begun import CHECKPOINTS, SETTINGS
 from hotlap.splat.config import LEARNABLE, SplatRenderConfig, SplatTrainConfig, SplatViewConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import open_splats, read_config
@@ -23,7 +24,6 @@ from hotlap.splat.outcome import CAMERAS, MODEL
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.render import find_shots, read_named
 from hotlap.splat.stage import open_scene, split_views
-from hotlap.splat.train import CHECKPOINTS, SETTINGS
 from hotlap.splat.trainer import is_white
 from hotlap.splat.viewer import Stand, Viewer
 
