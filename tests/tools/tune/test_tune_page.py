@@ -18,7 +18,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord
 from hotlap.tools.report import render
-from hotlap.tools.report.tune import tune_rows
+from hotlap.tools.report.tune import curves, tune_facts, tune_rows
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
@@ -40,7 +40,8 @@ def searched(machine, budget=900.0, goal=GOAL):
     found = {
         "goal": goal.says(), "rows": encode(machine.rows), "gates": encode(list(machine.gates.values())),
         "winner": encode(outcome.winner), "refused": outcome.refused, "budget_s": budget, "stored": "config/unet.json",
-        "spent_s": spent(machine.rows, machine.gates), "profile": {"tail_batch": outcome.confirmed.tail},
+        "spent_s": spent(machine.rows, machine.gates),
+        "profile": {"tail_batch": outcome.confirmed.tail, "peak_bytes": outcome.confirmed.peak_bytes},
     }  # fmt: skip
     environment = capture(import_torch=False, ask_driver=False)
     return RunRecord(
@@ -91,6 +92,21 @@ def test_the_page_shows_the_error_of_an_arm_whose_class_was_judged(record):
     found = {**record.extra["tune"], "rows": [row], "gates": [gate], "winner": {"arm": arm, "batch": 8}}
     [shown] = tune_rows(dataclasses.replace(record, extra={"tune": found}))
     assert (shown.word, shown.error, shown.tone) == ("chosen", "12%", "good")
+
+
+def test_the_curve_shows_the_memory_of_full_batches_and_the_page_that_of_the_final_form(record):
+    """A recorded ragged end holds memory of its own: the chosen batch alone would stand out of the curve."""
+    arm, gib = "cuda:bf16+graph", 2**30
+    row = {"arm": arm, "status": "ok", "wall_ms": [2.0], "interval_ms": [], "tail": 0}
+    rows = [row | {"batch": 8, "peak_bytes": 2 * gib}, row | {"batch": 16, "peak_bytes": 4 * gib}]
+    rows.append(rows[-1] | {"tail": 5, "peak_bytes": 7 * gib})
+    found = {**record.extra["tune"], "rows": rows, "winner": {"arm": arm, "batch": 16}}
+    found["profile"] = {"tail_batch": 5, "peak_bytes": 7 * gib}
+    changed = dataclasses.replace(record, extra={"tune": found})
+    [curve] = curves(changed)
+    assert [point.peak_bytes / gib for point in curve.points] == [2, 4]
+    final = "The winner was run once more in its final form, with a ragged tail of 5 samples; peak memory 7.00 GiB."
+    assert final in tune_facts(changed)
 
 
 def estimates_of(record):

@@ -70,6 +70,7 @@ class Point:
     p95_ms: float
     """Not a number where the steps timed were too few for it."""
     peak_bytes: float
+    """Of full batches alone: a ragged end that is recorded beside them holds memory of its own."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def _point(batch: int, rows: Sequence[dict[str, Any]]) -> Point | None:
         return None
     medians = [statistics.median(row["wall_ms"]) for row in good]
     steps = sorted(ms for row in good for ms in row.get("interval_ms") or row["wall_ms"])
-    peak = max((row["peak_bytes"] for row in good if row.get("peak_bytes")), default=math.nan)
+    full = [row for row in good if not row.get("tail")] or good
+    peak = max((row["peak_bytes"] for row in full if row.get("peak_bytes")), default=math.nan)
     p95 = steps[math.ceil(0.95 * len(steps)) - 1] if len(steps) >= MIN_SAMPLES_FOR["p95"] else math.nan
     return Point(batch, statistics.median(1e3 * batch / ms for ms in medians), statistics.median(steps), p95, peak)
 
@@ -194,7 +196,9 @@ def tune_facts(record: RunRecord) -> list[str]:
     profile = found.get("profile")
     if profile:
         tail = f", with a ragged tail of {profile['tail_batch']} samples" if profile["tail_batch"] else ""
-        lines.append(f"The winner was run once more in its final form{tail}.")
+        lines.append(
+            f"The winner was run once more in its final form{tail}; peak memory {format_bytes(profile['peak_bytes'])}."
+        )
     lines += [f"Profile: {found['stored']}"] if found.get("stored") else []
     notes = {(row["arm"], note) for row in rows for note in row.get("notes") or [] if note.startswith(TOLD)}
     return lines + [f"{arm}: {note}." for arm, note in sorted(notes)]
