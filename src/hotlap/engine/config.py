@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer, require_least
-from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, folder_name, load_record
+from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, is_called, load_record
 
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
@@ -185,8 +185,7 @@ def find_training(text: str, runs: Path, target: str = "") -> RunRecord:
 
 def _search(text: str, runs: Path, target: str) -> RunRecord:
     for file in find_runs(runs):
-        run, stamp = file.parent.parent.name, file.parent.name
-        if text not in ("latest", stamp, f"{run}/{stamp}") and folder_name(text) != run:
+        if text != "latest" and not is_called(text, file):
             continue
         try:
             record = load_record(file)
