@@ -83,6 +83,10 @@ class ProgressDoor:
                 style = "yellow" if event.kind == "warn" else "dim"
                 self._console.print(Text(event.text, style=style))
         elif event.kind == "start":
+            if event.task in self._tasks:
+                self._progress.remove_task(self._tasks[event.task])
+            if event.text:
+                self._say_plainly(event)
             self._tasks[event.task] = self._progress.add_task(event.text or event.task, total=event.total)
         elif event.kind == "advance" and event.task in self._tasks:
             self._progress.update(
