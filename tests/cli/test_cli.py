@@ -97,8 +97,18 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
     ("arguments", "words"),
     [
         (["benhc"], "unknown verb 'benhc'. Did you mean 'bench'?"),
-        (["bench", "x", "--repeets", "3"], "unrecognized arguments: --repeets 3"),
-        (["bench", "x", "--repeat", "3"], "unrecognized arguments"),
+        (
+            ["bench", "x", "--repeets=3"],
+            "hotlap bench has no option '--repeets'. Did you mean '--repeats'? 'hotlap bench",
+        ),
+        (["bench", "x", "--repeat", "3"], "hotlap bench has no option '--repeat'. Did you mean '--repeats'?"),
+        (["bench", "x", "--for", "infer"], "hotlap bench has no option '--for'. Did you mean '--mode'?"),
+        (["tune", "x", "--mode", "infer"], "hotlap tune has no option '--mode'. Did you mean '--for'?"),
+        (["report", "x", "--formats", "md"], "hotlap report has no option '--formats'. Did you mean '--format'?"),
+        (["bench", "x", "--jsn"], "hotlap bench has no option '--jsn'. Did you mean '--json'?"),
+        (["bench", "x", "--zzz"], "hotlap bench has no option '--zzz'. 'hotlap bench --help' shows what it takes"),
+        (["show", "a", "b"], "hotlap show does not take 'b'"),
+        (["train", "x", "--sdpa", "slow"], "Expected one of math, flash, efficient, cudnn"),
         (
             ["bench", "x", "--repeats", "few"],
             "repeats = 'few' in the command line is not valid. Expected a whole number",

@@ -161,7 +161,7 @@ def _is_dict(kind: Any) -> bool:
 def describe(kind: Any) -> str:
     """A type in words a user knows."""
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(c) for c in typing.get_args(kind))
+        return "one of " + ", ".join(str(c) for c in typing.get_args(kind) if c != "")
     if typing.get_origin(kind) is tuple:
         return f"a comma-separated list of {describe(typing.get_args(kind)[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
