@@ -234,6 +234,23 @@ def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cl
     assert hotlap_cli("list", "runs", "--runs", "nowhere").out.strip() == "No runs under nowhere."
 
 
+def test_what_is_copied_from_the_terminal_is_not_broken(here, hotlap_cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write_record(here / "runs", "a-run-of-some-length-22", headline=40 * "word ")
+    assert "a-run-of-some-length-22/2" in hotlap_cli("list", "runs").out.splitlines()[1].split(" ")[0]
+    path = f"runs/trained/20260101-000000/checkpoints/step-00000001-{32 * 'a'}.pt"
+    outcome = {
+        "step": 1, "epoch": 1, "samples_per_s": 2.0, "metrics": {}, "best_checkpoint": path, "last_checkpoint": path
+    }  # fmt: skip
+    record = begin("train", "trained", {"epochs": 1}, {}, capture(import_torch=False))
+    save(
+        dataclasses.replace(record, status="complete", extra={"outcome": outcome}), run_folder(here / "runs", "trained")
+    )
+    lines = hotlap_cli("show", "trained").out.splitlines()
+    assert [line.split()[2] for line in lines if line[4:].startswith(" checkpoint")] == [path, path]
+    assert next(line.index("step 1") for line in lines if "reached" in line) == lines[-2].index(path)
+
+
 def test_list_runs_says_why_a_training_failed(here, hotlap_cli):
     failed = begin("train", "lost", {}, {}, capture(import_torch=False))
     save(

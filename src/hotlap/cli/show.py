@@ -129,9 +129,9 @@ def show_record(record: RunRecord, console: Console) -> None:
 
         console.print(loader_table(record))
     if record.kind == "train":
-        from hotlap.cli.show_train import training_table
+        from hotlap.cli.show_train import show_training
 
-        console.print(training_table(record))
+        show_training(record, console)
     if record.kind == "tune":
         from hotlap.cli.show_tune import show_tune
 
