@@ -327,7 +327,7 @@ def test_what_a_tool_begins_with_is_said_before_it_goes_on(capsys):
     """The first thing may be what takes for ever, such as a target that hangs while it is loaded."""
     with ProgressDoor(make_console(stderr=True), quiet=False) as door:
         door(events.start("bench", None, "loading net.py:f"))
-        assert capsys.readouterr().err == "bench: loading net.py\n"
+        assert capsys.readouterr().err == "bench: loading net.py:f\n"
         door(events.start("bench", 2))
         door(events.advance("bench", 1, 2, "process 1 of 2"))
         assert [task.total for task in door._progress.tasks] == [2]

@@ -89,7 +89,7 @@ def test_a_training_that_is_stopped_while_its_target_hangs_leaves_at_once(number
     assert gone == [loads]
     (file,) = find_runs(tmp_path / "runs")
     assert load_record(file).status == "interrupted"
-    assert said.splitlines()[0] == "train: loading hangs.py"
+    assert said.splitlines()[0] == "train: loading hangs.py:net"
     assert "checkpoint" not in said
     assert running.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
 
