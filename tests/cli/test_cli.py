@@ -236,8 +236,8 @@ def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cl
 
 def test_what_is_copied_from_the_terminal_is_not_broken(here, hotlap_cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    write_record(here / "runs", "a-run-of-some-length-22", headline=40 * "word ")
-    assert "a-run-of-some-length-22/2" in hotlap_cli("list", "runs").out.splitlines()[1].split(" ")[0]
+    write_record(here / "runs", "run-of-length-16", headline=40 * "word ")
+    assert "run-of-length-16/2" in hotlap_cli("list", "runs").out.splitlines()[1].split(" ")[0]
     path = f"runs/trained/20260101-000000/checkpoints/step-00000001-{32 * 'a'}.pt"
     outcome = {
         "step": 1, "epoch": 1, "samples_per_s": 2.0, "metrics": {}, "best_checkpoint": path, "last_checkpoint": path

@@ -97,6 +97,9 @@ def test_a_checkpoint_a_folder_and_a_record_name_their_run(runs):
     checkpoint.touch()
     for path in (checkpoint, folder, folder / "record.json"):
         assert find_training(str(path), runs).path == str(folder / "record.json")
+    assert find_training(str(runs / "bilstm"), runs / "nowhere").path == str(
+        runs / "bilstm/20260102-000000/record.json"
+    )
     assert which_checkpoint(str(checkpoint)) == str(checkpoint)
     assert [which_checkpoint(text) for text in (str(folder / "record.json"), "unet", "")] == ["latest", "latest", ""]
 

@@ -309,6 +309,12 @@ def test_a_path_is_taken_as_it_is(three_runs):
     assert load_record(resolve_run(str(folder), three_runs / "nowhere")).name == "demo"
 
 
+def test_the_folder_of_a_name_is_its_newest_run(three_runs):
+    """As a shell completes it."""
+    for text in (str(three_runs / "demo"), f"{three_runs / 'demo'}/"):
+        assert resolve_run(text, three_runs / "nowhere") == three_runs / "demo/20260103-000000" / RECORD_NAME
+
+
 def test_a_folder_that_only_shares_a_run_s_name_is_not_taken_for_it(three_runs, tmp_path, monkeypatch):
     work = tmp_path / "work"
     (work / "other").mkdir(parents=True)

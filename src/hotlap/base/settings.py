@@ -209,7 +209,8 @@ def env_layer(cls: type, environ: Mapping[str, str] = os.environ) -> Layer:
 def file_layer(path: Path) -> Layer:
     """The settings of one YAML file."""
     if not path.is_file():
-        raise ConfigError(f"config file {str(path)!r} does not exist", remedy="Check the path given to --config")
+        what = "is no file" if path.exists() else "does not exist"
+        raise ConfigError(f"config file {str(path)!r} {what}", remedy="Check the path given to --config")
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -216,7 +216,7 @@ def _list_runs(config: ListConfig, common: Common) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     console = make_console()
     longest = max((len(row["run"]) for row in rows), default=0)
-    table.add_column("run", overflow="fold", min_width=min(longest, console.width // 2))  # it is copied from here
+    table.add_column("run", overflow="fold", min_width=min(longest, console.width * 2 // 5))  # copied from here
     for column in ("kind", "status", "what came out"):
         table.add_column(column, overflow="fold")
     for row in rows:

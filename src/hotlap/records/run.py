@@ -191,6 +191,14 @@ def find_runs(root: Path) -> Iterator[Path]:
     return iter(sorted(files, key=lambda p: (p.parent.name, p.parent.parent.name), reverse=True))
 
 
+def record_at(path: Path) -> Path | None:
+    """The record that a path leads to: a file, that of a run's folder, or the newest in the folder of a name."""
+    if path.is_file():
+        return path
+    of_name = sorted(path.glob(f"*/{RECORD_NAME}"), key=lambda file: file.parent.name)
+    return next((file for file in [path / RECORD_NAME, *reversed(of_name)] if file.is_file()), None)
+
+
 def is_called(text: str, file: Path) -> bool:
     """Whether ``text`` is the name of the record's run, as it was given or as its folder's, its timestamp, or both."""
     name, stamp = file.parent.parent.name, file.parent.name
@@ -214,8 +222,8 @@ def find_of_kind(text: str, root: Path, kind: str, called: str) -> RunRecord:
 
 def resolve_run(text: str, root: Path) -> Path:
     """The record a user means: a path, ``latest``, a name (its newest), ``<name>/<timestamp>`` or ``<lap>/<stage>``."""
-    if Path(text).is_file() or (Path(text) / RECORD_NAME).is_file():
-        return Path(text)
+    if (there := record_at(Path(text))) is not None:
+        return there
     runs = list(find_runs(root))
     if text == "latest" and runs:
         return runs[0]
