@@ -151,6 +151,17 @@ class ModuleWorkload(Workload):
         return same_class(out, ref) if out.ndim >= 2 and out.shape[1] > 1 else []
 
 
+MADE_UP_LOSS = (
+    "The model is a plain module: samples are random, and the loss is made up of the first tensor that it returns. "
+    "That times a step, and learns nothing; a Workload brings your own loss and data (docs/workloads.md)."
+)
+
+
+def told_of_loss(inputs: Sequence[str], mode: str) -> list[str]:
+    """What is to be told of a training step whose loss nobody gave; only a plain module has ``inputs``."""
+    return [MADE_UP_LOSS] if inputs and mode == "train" else []
+
+
 def first_tensor(out: Any) -> Tensor:
     """The first tensor of a model's output: itself, or that of a tuple, a mapping or a dataclass such as HF's."""
     import torch

@@ -263,6 +263,8 @@ def test_nan_is_no_number_of_a_setting(raw):
 
 
 def test_an_absent_file_is_an_error_and_an_empty_one_is_not(tmp_path):
+    with pytest.raises(ConfigError, match=rf"config file '{tmp_path}' is no file"):
+        file_layer(tmp_path)
     with pytest.raises(ConfigError, match=r"nowhere\.yaml' does not exist"):
         file_layer(tmp_path / "nowhere.yaml")
     (tmp_path / "empty.yaml").write_text("")

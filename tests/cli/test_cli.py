@@ -97,8 +97,18 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
     ("arguments", "words"),
     [
         (["benhc"], "unknown verb 'benhc'. Did you mean 'bench'?"),
-        (["bench", "x", "--repeets", "3"], "unrecognized arguments: --repeets 3"),
-        (["bench", "x", "--repeat", "3"], "unrecognized arguments"),
+        (
+            ["bench", "x", "--repeets=3"],
+            "hotlap bench has no option '--repeets'. Did you mean '--repeats'? 'hotlap bench",
+        ),
+        (["bench", "x", "--repeat", "3"], "hotlap bench has no option '--repeat'. Did you mean '--repeats'?"),
+        (["bench", "x", "--for", "infer"], "hotlap bench has no option '--for'. Did you mean '--mode'?"),
+        (["tune", "x", "--mode", "infer"], "hotlap tune has no option '--mode'. Did you mean '--for'?"),
+        (["report", "x", "--formats", "md"], "hotlap report has no option '--formats'. Did you mean '--format'?"),
+        (["bench", "x", "--jsn"], "hotlap bench has no option '--jsn'. Did you mean '--json'?"),
+        (["bench", "x", "--zzz"], "hotlap bench has no option '--zzz'. 'hotlap bench --help' shows what it takes"),
+        (["show", "a", "b"], "hotlap show does not take 'b'"),
+        (["train", "x", "--sdpa", "slow"], "Expected one of math, flash, efficient, cudnn"),
         (
             ["bench", "x", "--repeats", "few"],
             "repeats = 'few' in the command line is not valid. Expected a whole number",
@@ -224,6 +234,23 @@ def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cl
     assert hotlap_cli("list", "runs", "--runs", "nowhere").out.strip() == "No runs under nowhere."
 
 
+def test_what_is_copied_from_the_terminal_is_not_broken(here, hotlap_cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    write_record(here / "runs", "run-of-length-16", headline=40 * "word ")
+    assert "run-of-length-16/2" in hotlap_cli("list", "runs").out.splitlines()[1].split(" ")[0]
+    path = f"runs/trained/20260101-000000/checkpoints/step-00000001-{32 * 'a'}.pt"
+    outcome = {
+        "step": 1, "epoch": 1, "samples_per_s": 2.0, "metrics": {}, "best_checkpoint": path, "last_checkpoint": path
+    }  # fmt: skip
+    record = begin("train", "trained", {"epochs": 1}, {}, capture(import_torch=False))
+    save(
+        dataclasses.replace(record, status="complete", extra={"outcome": outcome}), run_folder(here / "runs", "trained")
+    )
+    lines = hotlap_cli("show", "trained").out.splitlines()
+    assert [line.split()[2] for line in lines if line[4:].startswith(" checkpoint")] == [path, path]
+    assert next(line.index("step 1") for line in lines if "reached" in line) == lines[-2].index(path)
+
+
 def test_list_runs_says_why_a_training_failed(here, hotlap_cli):
     failed = begin("train", "lost", {}, {}, capture(import_torch=False))
     save(
@@ -293,6 +320,17 @@ def test_progress_that_is_no_terminal_s_ends_without_an_empty_line(capsys):
         door(events.start("bench", 2))
         door(events.advance("bench", 1, 2, "process 1 of 2"))
         door(events.finish("bench"))
+    assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
+
+
+def test_what_a_tool_begins_with_is_said_before_it_goes_on(capsys):
+    """The first thing may be what takes for ever, such as a target that hangs while it is loaded."""
+    with ProgressDoor(make_console(stderr=True), quiet=False) as door:
+        door(events.start("bench", None, "loading net.py:f"))
+        assert capsys.readouterr().err == "bench: loading net.py:f\n"
+        door(events.start("bench", 2))
+        door(events.advance("bench", 1, 2, "process 1 of 2"))
+        assert [task.total for task in door._progress.tasks] == [2]
     assert capsys.readouterr().err == "bench 50%: process 1 of 2\n"
 
 

@@ -12,7 +12,7 @@ from hotlap.cli.options import build_parser
 from hotlap.cli.verbs import VERBS
 from hotlap.engine.config import TrainConfig, find_training
 from hotlap.records.environment import capture
-from hotlap.records.run import begin, save
+from hotlap.records.run import begin, folder_name, save
 from hotlap.tools.train.run import which_checkpoint
 
 
@@ -68,7 +68,7 @@ def runs(tmp_path):
 
     make("train", "unet", "20260101-000000", epochs=7, batch=12, lr=0.5, workload={"size": 32})
     make("train", "bilstm", "20260102-000000", epochs=3)
-    make("train", "wide-net", "20260101-000001")
+    make("train", folder_name("wide net!"), "20260101-000001")
     make("bench", "unet", "20260103-000000")
     (tmp_path / "unet" / "20260104-000000").mkdir()
     (tmp_path / "unet" / "20260104-000000" / "record.json").write_text("{")
@@ -83,7 +83,7 @@ def runs(tmp_path):
         ("unet", "", "unet/20260101-000000"),
         ("20260101-000000", "", "unet/20260101-000000"),
         ("bilstm/20260102-000000", "", "bilstm/20260102-000000"),
-        ("wide net!", "", "wide-net/20260101-000001"),
+        ("wide net!", "", f"{folder_name('wide net!')}/20260101-000001"),
     ],
 )
 def test_only_trainings_that_can_be_read_are_found(runs, text, target, found):
@@ -97,6 +97,9 @@ def test_a_checkpoint_a_folder_and_a_record_name_their_run(runs):
     checkpoint.touch()
     for path in (checkpoint, folder, folder / "record.json"):
         assert find_training(str(path), runs).path == str(folder / "record.json")
+    assert find_training(str(runs / "bilstm"), runs / "nowhere").path == str(
+        runs / "bilstm/20260102-000000/record.json"
+    )
     assert which_checkpoint(str(checkpoint)) == str(checkpoint)
     assert [which_checkpoint(text) for text in (str(folder / "record.json"), "unet", "")] == ["latest", "latest", ""]
 

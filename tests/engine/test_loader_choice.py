@@ -139,7 +139,7 @@ def test_without_workers_a_step_waits_so_more_is_asked_of_it():
 def test_what_lies_in_memory_needs_no_workers_and_it_says_so():
     choice = choose(found(lambda s: 5000), 100.0)
     assert choice.settings == LoaderSettings()
-    assert choice.headline.startswith("no workers: 5,000 samples/s, 50x")
+    assert choice.headline.startswith("no workers: 5,000 samples/s, 50.0x what")
     assert "takes 2.0% of a step's time; workers can gain no more" in choice.lines[0]
 
 
@@ -147,7 +147,7 @@ def test_when_none_keeps_up_the_fastest_training_is_chosen_and_the_loader_named(
     rates = {0: 60, 1: 40, 2: 75, 4: 70}
     choice = choose(found(lambda s: rates[s.num_workers]), 100.0)
     assert not choice.enough and tried([choice.chosen]) == [(2, 2)]
-    assert "0.75x what the model consumes; the loader is the bottleneck" in choice.headline
+    assert "0.750x what the model consumes; the loader is the bottleneck" in choice.headline
     assert choice.lines[:2] == [
         "With it, training reaches at most about 75% of the speed the model could have.",
         APART,
@@ -166,7 +166,7 @@ def test_a_rate_measured_alone_is_told_as_an_upper_bound_wherever_workers_take_c
 def test_a_rate_between_consumption_and_headroom_is_told_as_that():
     choice = choose([row(0, None, 90), row(1, 2, 110)], 100.0)
     assert not choice.enough and choice.settings.num_workers == 1
-    assert "1.1x what the model consumes; any unevenness makes the loader the bottleneck" in choice.headline
+    assert "1.10x what the model consumes; any unevenness makes the loader the bottleneck" in choice.headline
 
 
 def test_more_cpus_are_advised_only_where_more_workers_were_faster():

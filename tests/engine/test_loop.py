@@ -12,7 +12,10 @@ from torch import nn
 from whole_training import column, newest, train, trainer
 
 from hotlap.base.errors import UsageError
+from hotlap.engine.config import TrainConfig
 from hotlap.engine.journal import read_journal
+from hotlap.engine.loop import Trainer
+from hotlap.targets import MADE_UP_LOSS, InputSpec, ModuleWorkload
 from hotlap.workload import Workload
 
 
@@ -29,6 +32,19 @@ def test_it_learns_and_says_how_well(tmp_path, device):
     assert column(tmp_path, "train", "lr")[:4] == pytest.approx([0.02 / 3, 0.04 / 3, 0.02, 0.02])
     assert all(norm > 0 for norm in column(tmp_path, "train", "grad_norm"))
     assert [row.epoch for row in read_journal(tmp_path) if row.split == "eval"] == list(range(1, 13))
+
+
+def test_a_training_of_a_plain_module_says_that_its_loss_is_made_up(tmp_path):
+    """Of several outputs the first alone is in it, and without a word that would pass for a training."""
+
+    class Two(nn.Linear):
+        def forward(self, x):
+            return {"first": super().forward(x), "second": x}
+
+    config = TrainConfig(target="net.py:two", input=("4",), steps=1, device="cpu")
+    workload = ModuleWorkload("two", lambda: Two(4, 3), [InputSpec((4,))])
+    assert Trainer(workload, config, tmp_path, torch.device("cpu")).run().warnings == (MADE_UP_LOSS,)
+    assert MADE_UP_LOSS not in train(tmp_path / "own", steps=1).warnings
 
 
 def test_the_end_may_be_moved_while_it_trains(tmp_path):

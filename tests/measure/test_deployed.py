@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from torch import nn
 from hotlap.base.errors import EnvironmentUnusable, TargetError, UsageError
 from hotlap.measure import deployed
 from hotlap.measure.arms import FORMS, in_form, options_lost, parse_arm
+from hotlap.measure.capture import capture
 from hotlap.measure.deploy_files import FILES
 from hotlap.measure.onnx_runner import OnnxRunner, _providers
 from hotlap.measure.session import Session
@@ -64,6 +66,32 @@ def test_a_form_gives_the_models_answers(device, form, plain_float32):
     for _ in range(3):
         torch.testing.assert_close(formed.step(), plain.step())
     assert formed.model is not formed.plain_model
+
+
+class Tokens(GatedWorkload):
+    """A language model's way: all tokens but the last go in."""
+
+    name = "tokens"
+
+    def build_model(self):
+        return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+
+    def make_batch(self, n, device, generator):
+        return torch.randint(9, (n, 6), generator=generator).to(device)
+
+    def predict(self, model, batch):
+        return model(batch[:, :-1])
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_form_of_a_model_that_is_given_a_view_takes_any_tensor(tmp_path, dynamic):
+    workload = Tokens()
+    model, generator = workload.build_model().eval(), torch.Generator().manual_seed(0)
+    call = capture(workload, model, workload.make_batch(3, "cpu", generator))
+    call = dataclasses.replace(call, dynamic=((0,),) if dynamic else ())
+    file = deployed.make_form(parse_arm("cpu:exported"), model, call, tmp_path)
+    own = torch.randint(9, (3, 5), generator=generator)
+    torch.testing.assert_close(torch.export.load(file).module()(own), model(own))
 
 
 def test_an_onnx_file_gives_the_models_answers():

@@ -9,7 +9,7 @@ import pytest
 
 from hotlap.base.errors import ConfigError
 from hotlap.records.loading import loading
-from hotlap.records.run import begin, find_runs, load_record, save
+from hotlap.records.run import begin, find_runs, folder_name, load_record, save
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def test_a_target_that_cannot_be_loaded_leaves_nothing(before):
 def test_a_run_with_another_name_than_its_target_has_a_folder_of_that_name():
     with loading("tune", "factory-tune", Config(), {}) as folder_for:
         folder = folder_for("wide net-tune")
-    assert folder.parent.name == "wide-net-tune" and not Path("runs/factory-tune").exists()
+    assert folder.parent.name == folder_name("wide net-tune") and not Path("runs/factory-tune").exists()
     (record,) = held()
     assert Path(record.path).parent == folder and record.name == "wide net-tune"
 

@@ -187,10 +187,13 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "folder"), [("my run/../x", "my-run-..-x"), ("pkg.mod:make", "pkg.mod-make"), ("..", "run"), ("", "run")]
+    ("name", "folder"),
+    [("my run/../x", "my-run-..-x-"), ("pkg.mod:make", "pkg.mod-make-"), ("..", "run-"), ("", "run-"), ("run", "run")],
 )
 def test_a_run_name_cannot_leave_the_runs_folder(tmp_path, name, folder):
-    assert run_folder(tmp_path, name).parent == tmp_path / folder
+    made = run_folder(tmp_path, name).parent
+    assert made.parent == tmp_path
+    assert made.name.startswith(folder) and len(made.name) == len(folder) + 6 * (folder != name)
 
 
 def broken(tmp_path, change):
@@ -261,8 +264,14 @@ def three_runs(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("before", "after"), [("до", "после"), ("größe 1", "grüße 1"), ("前", "後")])
-def test_names_in_other_scripts_stay_apart(tmp_path, before, after):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("до", "после"), ("größe 1", "grüße 1"), ("前", "後"), ("a/b", "a b"), ("a b", "a+b"), ("a-b", "a b"),
+        ("x.", "x"), (80 * "é" + "1", 80 * "é" + "2"), ("a", "../a"),
+    ],
+)  # fmt: skip
+def test_names_that_differ_stay_apart(tmp_path, before, after):
     for name, stamp in ((before, "20260101-000000"), (after, "20260102-000000")):
         saved(tmp_path, folder_name(name), stamp)
     assert resolve_run(before, tmp_path).parent.name == "20260101-000000"
@@ -274,7 +283,7 @@ def test_runs_are_found_newest_first(three_runs):
     assert [str(p.parent.relative_to(three_runs)) for p in find_runs(three_runs)] == [
         "demo/20260103-000000",
         "other/20260102-000000",
-        "wide-net-2/20260101-000001",
+        f"{folder_name('wide net, 2')}/20260101-000001",
         "demo/20260101-000000",
     ]
     assert list(find_runs(three_runs / "nowhere")) == []
@@ -288,7 +297,7 @@ def test_runs_are_found_newest_first(three_runs):
         ("demo", "demo/20260103-000000"),
         ("demo/20260101-000000", "demo/20260101-000000"),
         ("20260101-000000", "demo/20260101-000000"),
-        ("wide net, 2", "wide-net-2/20260101-000001"),
+        ("wide net, 2", f"{folder_name('wide net, 2')}/20260101-000001"),
     ],
 )
 def test_a_run_is_found_as_users_name_it(three_runs, text, found):
@@ -298,6 +307,12 @@ def test_a_run_is_found_as_users_name_it(three_runs, text, found):
 def test_a_path_is_taken_as_it_is(three_runs):
     folder = three_runs / "demo/20260101-000000"
     assert load_record(resolve_run(str(folder), three_runs / "nowhere")).name == "demo"
+
+
+def test_the_folder_of_a_name_is_its_newest_run(three_runs):
+    """As a shell completes it."""
+    for text in (str(three_runs / "demo"), f"{three_runs / 'demo'}/"):
+        assert resolve_run(text, three_runs / "nowhere") == three_runs / "demo/20260103-000000" / RECORD_NAME
 
 
 def test_a_folder_that_only_shares_a_run_s_name_is_not_taken_for_it(three_runs, tmp_path, monkeypatch):

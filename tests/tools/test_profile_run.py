@@ -24,6 +24,7 @@ from hotlap.measure.process import quiet
 from hotlap.records.ceilings import Ceiling, Ceilings, write_ceilings
 from hotlap.records.codec import encode
 from hotlap.records.run import load_record, run_folder, save
+from hotlap.targets import MADE_UP_LOSS
 from hotlap.tools.profile import ProfileConfig, profile
 from hotlap.tools.report import render
 
@@ -80,6 +81,7 @@ def test_a_targets_record_holds_the_step_the_slow_down_and_the_traces(of_target)
         measured["traced_ms"] / measured["step_ms"]
     )
     assert any("The profiler made the step" in note for note in of_target.notes)
+    assert MADE_UP_LOSS in of_target.notes
     assert any(re.search(r"GFLOP of products run at [\d.]+ GFLOP/s", line) for line in of_target.verdict.lines)
     assert {row["name"] for row in analysis["modules"]} >= {"model", "0", "1", "4"}
     assert analysis["memory"][0]["peak_bytes"] > 0

@@ -19,7 +19,7 @@ from hotlap.base.errors import RecordError, StorageError, UsageError
 from hotlap.base.format import format_bytes
 from hotlap.records.measurement import Arm, Measurement
 from hotlap.records.run import RunRecord, save
-from hotlap.tools.report import ReportConfig, charts, render, report, series, svg
+from hotlap.tools.report import ReportConfig, charts, render, report, report_files, series, svg
 from hotlap.tools.report.compose import compose
 from hotlap.tools.report.doctor import ceiling_groups
 from hotlap.tools.report.sections import MACHINE
@@ -402,6 +402,17 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(StorageError, match=re.escape(f"there is no folder {str(missing)!r}. Make it first")):
         report(ReportConfig(records=(record.path,), out=missing / "r.html"))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["record.json"]
+
+
+@pytest.mark.parametrize("formats", [("html",), ("html", "md")])
+def test_a_slash_at_the_end_of_a_name_makes_the_folder(tmp_path, formats):
+    record = save(fake_records.doctor(), tmp_path)
+    for _ in range(2):
+        files = report_files(ReportConfig(records=(record.path,), formats=formats, out=f"{tmp_path}/new/"))
+        assert files == {name: tmp_path / "new" / f"report.{name}" for name in formats}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "record.json"]
+    with pytest.raises(StorageError, match=re.escape(f"cannot create {record.path!r}: File exists")):
+        report(ReportConfig(records=(record.path,), out=f"{record.path}/"))
 
 
 def test_templates_are_in_the_package():

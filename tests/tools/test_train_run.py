@@ -58,15 +58,16 @@ def test_a_failure_is_in_the_record(supervised, error):
     with pytest.raises(type(error)):
         supervised(error)
     record = load_record(supervised.asked[0][0])
-    assert (record.status, record.notes) == ("failed", [str(error)])
+    assert (record.status, record.verdict.outcome, record.verdict.headline) == ("failed", "failed", str(error))
+    assert record.verdict.exit_code == error.exit_code
 
 
 def test_stopped_at_once_is_in_the_record(supervised):
     with pytest.raises(KeyboardInterrupt):
         supervised(KeyboardInterrupt())
     record = load_record(supervised.asked[0][0])
-    assert record.status == "interrupted"
-    assert "--resume" in record.notes[0]
+    assert (record.status, record.verdict.exit_code) == ("interrupted", 130)
+    assert "--resume" in record.verdict.headline
 
 
 def test_a_resumed_run_stays_in_its_folder_and_remembers_its_starts(supervised):

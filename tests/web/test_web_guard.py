@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -117,7 +119,7 @@ def test_a_client_that_hangs_in_the_middle_of_its_body_is_let_go(no_hang):
 @pytest.mark.parametrize("drip", [b"", b"X"], ids=["silent", "drop by drop"])
 def test_a_client_that_never_ends_the_head_of_a_request_is_let_go(before, drip, no_hang):
     _, service = bright_service()
-    with listening(service, head_s=1.0) as address, socket.create_connection(address, timeout=20) as client:
+    with listening(service, patience_s=1.0) as address, socket.create_connection(address, timeout=20) as client:
         if before:
             client.sendall(before)
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
@@ -134,11 +136,51 @@ def test_a_client_that_never_ends_the_head_of_a_request_is_let_go(before, drip, 
         pytest.fail("the connection is still open")
 
 
+LONG = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def narrow(address):
+    """A connection that takes little of an answer before it is read."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.settimeout(20)
+    client.connect(address)
+    return client
+
+
+def read_answer(client, pause_s):
+    """The bytes of an answer's body that come, and how many were promised."""
+    read = b""
+    while b"\r\n\r\n" not in read:
+        read += client.recv(1024)
+    top, _, body = read.partition(b"\r\n\r\n")
+    promised = int(re.search(rb"content-length: (\d+)", top)[1])
+    with contextlib.suppress(ConnectionResetError):
+        while len(body) < promised and (more := client.recv(2048)):
+            body += more
+            time.sleep(pause_s)
+    return len(body), promised
+
+
+def test_a_client_that_never_reads_its_answer_is_let_go_and_one_that_reads_slowly_is_not(no_hang):
+    """What it does not read lies in the service's memory: until now for as long as the client stayed."""
+    _, service = bright_service()
+    with listening(service, patience_s=1.0, sent_at_once=2048) as address, narrow(address) as idle:
+        idle.sendall(LONG)
+        with narrow(address) as slow:
+            slow.sendall(LONG)
+            got, promised = read_answer(slow, pause_s=0.5)
+            assert got == promised
+        time.sleep(2)
+        got, promised = read_answer(idle, pause_s=0)
+        assert got < promised
+
+
 def test_a_client_may_wait_for_its_answer_for_longer_than_for_its_head(no_hang):
     runner, service = bright_service(max_delay_s=0.0)
     runner.gate, runner.entered = threading.Event(), threading.Event()
     body = picture()
-    with listening(service, head_s=0.1) as address, socket.create_connection(address, timeout=20) as client:
+    with listening(service, patience_s=0.1) as address, socket.create_connection(address, timeout=20) as client:
         client.sendall(head(len(body)) + body)
         threading.Timer(2.5, runner.gate.set).start()
         assert client.recv(65536).startswith(b"HTTP/1.1 200")

@@ -74,18 +74,20 @@ def client_of(service, **options):
 
 
 @contextlib.contextmanager
-def listening(service, store=None, head_s=30.0, **guard):
-    """The service behind a real socket."""
+def listening(service, store=None, patience_s=30.0, sent_at_once=0, **guard):
+    """The service behind a real socket, which takes ``sent_at_once`` bytes of an answer that nobody reads, if given."""
     import uvicorn
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import GuardSettings
-    from hotlap.web.slow_heads import watch_heads
+    from hotlap.web.slow_clients import watch_clients
 
     app = create_app(service, AppSettings(guard=GuardSettings(**guard), drain_s=5.0), store=store)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5))
-    watch_heads(server, head_s, 0.0)
+    watch_clients(server, patience_s, 0.0)
     door = socket.create_server(("127.0.0.1", 0))
+    if sent_at_once:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_at_once)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
     thread.start()
     try:

@@ -161,7 +161,7 @@ def _is_dict(kind: Any) -> bool:
 def describe(kind: Any) -> str:
     """A type in words a user knows."""
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(c) for c in typing.get_args(kind))
+        return "one of " + ", ".join(str(c) for c in typing.get_args(kind) if c != "")
     if typing.get_origin(kind) is tuple:
         return f"a comma-separated list of {describe(typing.get_args(kind)[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
@@ -209,7 +209,8 @@ def env_layer(cls: type, environ: Mapping[str, str] = os.environ) -> Layer:
 def file_layer(path: Path) -> Layer:
     """The settings of one YAML file."""
     if not path.is_file():
-        raise ConfigError(f"config file {str(path)!r} does not exist", remedy="Check the path given to --config")
+        what = "is no file" if path.exists() else "does not exist"
+        raise ConfigError(f"config file {str(path)!r} {what}", remedy="Check the path given to --config")
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

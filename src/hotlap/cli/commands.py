@@ -214,12 +214,15 @@ def _list_runs(config: ListConfig, common: Common) -> int:
         _print_json({"runs": rows})
         return EXIT_OK
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "kind", "status", "what came out"):
+    console = make_console()
+    longest = max((len(row["run"]) for row in rows), default=0)
+    table.add_column("run", overflow="fold", min_width=min(longest, console.width * 2 // 5))  # copied from here
+    for column in ("kind", "status", "what came out"):
         table.add_column(column, overflow="fold")
     for row in rows:
         status = Text(row["status"], style=COLOURS.get(row["status"], "red"))
         table.add_row(Text(row["run"]), Text(row.get("kind", "")), status, Text(row["headline"]))
-    make_console().print(table if rows else Text(f"No runs under {config.runs}."))
+    console.print(table if rows else Text(f"No runs under {config.runs}."))
     return EXIT_OK
 
 

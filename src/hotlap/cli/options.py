@@ -18,6 +18,8 @@ from hotlap.base.settings import ENV_PREFIX, Layer, Resolved, env_layer, field_d
 from hotlap.cli.verbs import VERBS, Verb
 from hotlap.engine.place import LAUNCHED
 
+SHARED = ("--config", "--set", "--json", "--quiet", "--dry-run", "--preset")
+
 
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints raised as ours."""
@@ -86,11 +88,11 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
     if field.name == verb.positional:
         parser.add_argument(field.name, nargs="*" if verb.many else "?", help=doc)
         return
-    flag = "--" + field.metadata.get("flag", field.name.replace("_", "-"))
+    flag = _flag(field)
     if kind is bool:
         parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, help=doc)
     elif typing.get_origin(kind) is Literal:
-        choices = "|".join(str(c) for c in typing.get_args(kind))
+        choices = "|".join(str(c) for c in typing.get_args(kind) if c != "")
         parser.add_argument(flag, dest=field.name, metavar=choices, help=doc)
     elif kind is dict or typing.get_origin(kind) is dict:
         return  # given with --set name.key=value
@@ -100,6 +102,10 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
         # A field's metadata may say what its flag means when no value follows it.
         bare = {"nargs": "?", "const": field.metadata["bare"]} if "bare" in field.metadata else {}
         parser.add_argument(flag, dest=field.name, metavar=field.name.rpartition("_")[2].upper(), help=doc, **bare)
+
+
+def _flag(field: dataclasses.Field[Any]) -> str:
+    return "--" + str(field.metadata.get("flag", field.name.replace("_", "-")))
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
@@ -113,7 +119,10 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     """The request that ``arguments`` spell."""
     cls = load_config_class(verb.config)
-    given = vars(build_parser(name, verb, cls).parse_args(arguments))
+    parsed, unknown = build_parser(name, verb, cls).parse_known_args(arguments)
+    if unknown:
+        raise _not_taken(name, cls, unknown)
+    given = vars(parsed)
     common = Common(given.pop("json_", False), given.pop("quiet_", False), given.pop("dry_run_", False))
     file, sets = given.pop("config", None), given.pop("set_", [])
     sets += [f"workload.preset={given.pop('preset_')}"] if "preset_" in given else []
@@ -123,6 +132,20 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
     layers += [file_layer(Path(file))] if file else []
     return Request(resolve(cls, layers), common, tuple(arguments))
+
+
+def _not_taken(name: str, cls: type, words: list[str]) -> UsageError:
+    """What to tell of words that a verb does not take: the option that may have been meant."""
+    help_ = f"'hotlap {name} --help' shows what it takes"
+    option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+    if not option:
+        return UsageError(f"hotlap {name} does not take {' '.join(words)!r}", remedy=help_)
+    fields = dataclasses.fields(cls)
+    setting = _renamed().get(option, option.lstrip("-").replace("-", "_"))
+    meant = [_flag(field) for field in fields if field.name == setting]
+    meant = meant or get_close_matches(option, [*map(_flag, fields), *SHARED], n=1, cutoff=0.7)
+    hint = f"Did you mean {meant[0]!r}? " if meant else ""
+    return UsageError(f"hotlap {name} has no option {option!r}", remedy=hint + help_)
 
 
 def mistyped_variables(cls: type, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -142,10 +165,19 @@ def mistyped_variables(cls: type, environ: Mapping[str, str] = os.environ) -> li
 
 
 @functools.cache
-def _all_settings() -> frozenset[str]:
+def _all_fields() -> tuple[dataclasses.Field[Any], ...]:
     """Of all verbs, whose modules are imported for that."""
     classes = [load_config_class(verb.config) for verb in VERBS.values() if verb.config]
-    return frozenset(field.name for cls in classes for field in dataclasses.fields(cls))
+    return tuple(field for cls in classes for field in dataclasses.fields(cls))
+
+
+def _all_settings() -> frozenset[str]:
+    return frozenset(field.name for field in _all_fields())
+
+
+def _renamed() -> dict[str, str]:
+    """Settings by a flag that has another name than they, in whichever verb: with ``--for`` the ``mode`` is meant."""
+    return {_flag(field): field.name for field in _all_fields() if "flag" in field.metadata}
 
 
 def _joined(value: Any) -> Any:

@@ -83,19 +83,23 @@ class ProgressDoor:
                 style = "yellow" if event.kind == "warn" else "dim"
                 self._console.print(Text(event.text, style=style))
         elif event.kind == "start":
+            if event.task in self._tasks:
+                self._progress.remove_task(self._tasks[event.task])
+            if event.text:
+                self._say_plainly(event, event.text)
             self._tasks[event.task] = self._progress.add_task(event.text or event.task, total=event.total)
         elif event.kind == "advance" and event.task in self._tasks:
             self._progress.update(
                 self._tasks[event.task], completed=event.done, total=event.total, description=event.text or event.task
             )
-            self._say_plainly(event)
+            self._say_plainly(event, event.text.partition(":")[0])
         elif event.kind == "finish" and event.task in self._tasks:
             self._progress.remove_task(self._tasks.pop(event.task))
             self._last.pop(event.task, None)
 
-    def _say_plainly(self, event: Event) -> None:
+    def _say_plainly(self, event: Event, phase: str) -> None:
         """A line for each new phase where bars cannot be drawn, such as a CI log; and now and then in a long one."""
-        phase, clock = event.text.partition(":")[0], time.monotonic()
+        clock = time.monotonic()
         said, when = self._last.get(event.task, ("", 0.0))
         if not self._quiet and not self._console.is_terminal and (phase != said or clock - when >= LOG_EVERY_S):
             self._last[event.task] = phase, clock
@@ -125,9 +129,9 @@ def show_record(record: RunRecord, console: Console) -> None:
 
         console.print(loader_table(record))
     if record.kind == "train":
-        from hotlap.cli.show_train import training_table
+        from hotlap.cli.show_train import show_training
 
-        console.print(training_table(record))
+        show_training(record, console)
     if record.kind == "tune":
         from hotlap.cli.show_tune import show_tune
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hotlap.base.format import UNKNOWN, format_bytes, format_count, format_number, format_rate
 from hotlap.records.run import RunRecord
 
+CHECKPOINT = "checkpoint"
 
-def training_table(record: RunRecord) -> Table:
+
+def show_training(record: RunRecord, console: Console) -> None:
     """A line for each thing worth knowing; of a run that failed, what its settings and folder tell."""
+    rows = training_rows(record)
+    width = max((len(name) for name, _ in rows), default=0)
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True, min_width=width)
     table.add_column(overflow="fold")
-    for name, value in training_rows(record):
-        table.add_row(name, Text(value))
-    return table
+    for name, value in rows:
+        if not name.endswith(CHECKPOINT):
+            table.add_row(name, Text(value))
+    console.print(table)
+    for name, value in rows:
+        if name.endswith(CHECKPOINT):  # a path is copied from its line, so it is not broken
+            console.print(Text.assemble((f"{name:{width}}  ", "dim"), value), soft_wrap=True)
 
 
 def training_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -28,7 +37,7 @@ def training_rows(record: RunRecord) -> list[tuple[str, str]]:
     rows = [("reached", _reached(record, outcome)), ("metrics", _metrics(outcome)), ("best", _best(record, outcome))]
     rows += [("speed", format_rate(outcome.get("samples_per_s"))), ("memory", _memory(outcome))]
     rows += [("micro-batch", _micro(record, outcome)), ("restarts", _restarts(record))]
-    rows += [(f"{which} checkpoint", outcome.get(f"{which}_checkpoint") or UNKNOWN) for which in ("best", "last")]
+    rows += [(f"{which} {CHECKPOINT}", outcome.get(f"{which}_checkpoint") or UNKNOWN) for which in ("best", "last")]
     if outcome.get("num_bad_samples"):
         rows.append(("bad samples", f"{outcome['num_bad_samples']}, in {Path(record.path).parent / 'bad_samples.txt'}"))
     return [(name, value) for name, value in rows if value and value != UNKNOWN]

@@ -1,6 +1,6 @@
 """The process that trains: takes a job as JSON, tells its progress line by line, gives one answer.
 
-It ends with a checkpoint on SIGTERM, on Ctrl-C and when its parent is gone.
+It ends with a checkpoint on SIGTERM, on Ctrl-C and when its parent is gone; at once while there is nothing to save.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from hotlap.engine.alone import alone_in
 from hotlap.measure.process import freeze_error
 from hotlap.records.codec import decode, encode
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
 
 def main() -> None:
     channel = take_stdout()
     _keep_from_workers(channel)
+    # A target that hangs while it is loaded may hang in C, where no handler of Python's is ever called.
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
     job = json.loads(sys.stdin.readline())
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    threading.Thread(target=_stop_with_parent, args=(stop,), daemon=True).start()
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
 
     def say(message: dict[str, Any]) -> None:
         try:
@@ -56,11 +59,11 @@ def _keep_from_workers(channel: IO[str]) -> None:
     os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, channel.fileno()))
 
 
-def _stop_with_parent(stop: threading.Event) -> None:
+def _stop_with_parent() -> None:
     # Not sys.stdin.read: it holds a lock that a forked worker, which closes its stdin, would wait for without end.
     while os.read(0, 4096):
         pass
-    stop.set()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(job: dict[str, Any], stop: threading.Event, emit: Emit) -> Any:
@@ -79,6 +82,8 @@ def train(job: dict[str, Any], stop: threading.Event, emit: Emit) -> Any:
         checkpoint = trainer.store.load(job["resume"]) if job["resume"] else None
         if checkpoint is not None:
             trainer.store.rewind(checkpoint.step)
+        for number in STOPS:
+            signal.signal(number, lambda *_: stop.set())
         return trainer.run(checkpoint)
 
 

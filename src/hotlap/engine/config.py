@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hotlap.base.errors import ConfigError, RecordError
 from hotlap.base.settings import Layer, require_least
-from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, folder_name, load_record
+from hotlap.records.run import RunRecord, find_runs, is_called, load_record, record_at
 
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
@@ -169,8 +169,8 @@ def find_training(text: str, runs: Path, target: str = "") -> RunRecord:
     path = Path(text)
     if path.is_file() and path.parent.name == CHECKPOINTS:
         record = load_record(path.parent.parent)
-    elif path.is_file() or (path / RECORD_NAME).is_file():
-        record = load_record(path)
+    elif (there := record_at(path)) is not None:
+        record = load_record(there)
     else:
         return _search(text, runs, target)
     if record.kind != "train":
@@ -185,8 +185,7 @@ def find_training(text: str, runs: Path, target: str = "") -> RunRecord:
 
 def _search(text: str, runs: Path, target: str) -> RunRecord:
     for file in find_runs(runs):
-        run, stamp = file.parent.parent.name, file.parent.name
-        if text not in ("latest", stamp, f"{run}/{stamp}") and folder_name(text) != run:
+        if text != "latest" and not is_called(text, file):
             continue
         try:
             record = load_record(file)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hotlap.base.format import format_bytes, format_count, format_number
+from hotlap.base.format import format_bytes, format_count, format_number, format_ratio
 from hotlap.device.host import memory_available, read_host, shm_free_bytes
 from hotlap.engine.loader_settings import LoaderSettings
 
@@ -153,8 +153,8 @@ def choose(rows: Sequence[Row], consumption: float, headroom: float = HEADROOM) 
     assert won.rate is not None and won.speed is not None
     settings = replace(won.settings, persistent_workers=_worth_keeping(won, consumption))
     marked = [replace(row, settings=settings, chosen=True) if row is won else row for row in rows]
-    times = won.rate / consumption
-    headline = f"{describe(settings)}: {format_number(won.rate)} samples/s, {times:.3g}x what the model consumes"
+    times = format_ratio(won.rate / consumption)
+    headline = f"{describe(settings)}: {format_number(won.rate)} samples/s, {times} what the model consumes"
     return Choice(
         settings=settings,
         rows=marked,

@@ -33,6 +33,7 @@ from hotlap.engine.progress import Outcome, Progress
 from hotlap.engine.resume import load_parts, state_of
 from hotlap.engine.settle import Settling
 from hotlap.engine.window import Window
+from hotlap.targets import told_of_loss
 from hotlap.workload import Workload
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Trainer:
         self._card = CardWatch(device)
         alone = team is None and config.workers is None
         self._settling = Settling(device, config.prefetch) if alone else None
+        for text in told_of_loss(config.input, "train"):
+            self._warn(text)
         for finding in self.parts.step.inexact():
             self._warn(f"a split step would not be exact: {finding}")
 

@@ -18,6 +18,7 @@ from hotlap.base import events
 from hotlap.base.errors import HotlapError, UsageError, WorkerDied
 from hotlap.base.events import Emit, Event
 from hotlap.device.host import oom_kill_count
+from hotlap.engine.child import STOPS
 from hotlap.engine.config import CHECKPOINTS, TrainConfig
 from hotlap.measure.process import MARK, read_messages, revive_error, worker_environment
 from hotlap.records.codec import decode, encode
@@ -116,6 +117,7 @@ def _give_up(death: Death, restarts: list[str], fruitless: int) -> HotlapError:
 def _one_start(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> dict[str, Any] | Death:
     """One process's outcome, or how it died; raises what it raised, or that it was told to stop and did not answer."""
     kills_before = oom_kill_count()
+    emit(events.start("train", None, f"loading {config.target}"))
     job = {"config": encode(config), "folder": str(folder), "resume": resume}
     with open(folder / OUTPUT, "a+b") as output:
         begin = output.seek(0, os.SEEK_END)
@@ -137,7 +139,7 @@ def _one_start(config: TrainConfig, folder: Path, resume: str, emit: Emit) -> di
         return outcome
     if answer is not None and answer["error"]["type"] not in RESTARTED_ERRORS:
         raise revive_error(answer["error"])
-    if told_to_stop:
+    if told_to_stop or (answer is None and -child.returncode in STOPS):
         raise KeyboardInterrupt
     if answer is None:
         return explain_death(child.returncode, kills_before, oom_kill_count(), tail)
@@ -151,13 +153,21 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], emit: Emit) -> tu
     """
     assert child.stdin is not None and child.stdout is not None
     stdout, told_to_stop, answer = child.stdout, False, None
+    is_training = False
+
+    def heard(event: Event) -> None:
+        nonlocal is_training
+        is_training |= event.kind == "start"
+        emit(event)
+
     try:
         try:
             if _send(child.stdin, job):
-                answer = _read(stdout, emit)
+                answer = _read(stdout, heard)
         except KeyboardInterrupt:
             told_to_stop = True
-            emit(events.note("stopping after this step; a checkpoint is being saved (again to stop at once)"))
+            if is_training:  # a target that is being loaded has nothing to save, and ends at once
+                emit(events.note("stopping after this step; a checkpoint is being saved (again to stop at once)"))
             child.send_signal(signal.SIGTERM)
             answer = _read_within(PATIENCE_S, lambda: _read(stdout, emit), child)
         except Exception:  # who listens has failed, as a terminal that is gone does; the training can still be saved

@@ -124,7 +124,9 @@ def _reason(error: BaseException) -> str:
 
 
 def _program(flat: FlatModel, call: Call) -> ExportedProgram:
-    return torch.export.export(flat, tuple(call.tensors), dynamic_shapes=_dynamic_shapes(call))
+    # Of a view it would demand the same base, as of tokens[:, :-1], and the file then took no tensor of its own memory.
+    tensors = tuple(tensor.clone() for tensor in call.tensors)
+    return torch.export.export(flat, tensors, dynamic_shapes=_dynamic_shapes(call))
 
 
 def _dynamic_shapes(call: Call) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement
 
 SCHEMA_VERSION = 1
 RECORD_NAME = "record.json"
+LONGEST_NAME = 60
+"""Letters of a run's name in its folder's: of four bytes each, and with a digest, they fit a file system's 255."""
 STAGES = "stages"
 """Folder of a lap's run that holds the runs of its stages, as a ``runs`` folder of its own."""
 
@@ -92,8 +95,9 @@ def run_folder(root: Path, name: str) -> Path:
 
 
 def folder_name(name: str) -> str:
-    """What a run's name becomes as a folder's."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    """What a run's name becomes as a folder's; one that cannot be a folder's gets a digest, and so stays apart."""
+    safe = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:LONGEST_NAME] or "run"
+    return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -187,6 +191,20 @@ def find_runs(root: Path) -> Iterator[Path]:
     return iter(sorted(files, key=lambda p: (p.parent.name, p.parent.parent.name), reverse=True))
 
 
+def record_at(path: Path) -> Path | None:
+    """The record that a path leads to: a file, that of a run's folder, or the newest in the folder of a name."""
+    if path.is_file():
+        return path
+    of_name = sorted(path.glob(f"*/{RECORD_NAME}"), key=lambda file: file.parent.name)
+    return next((file for file in [path / RECORD_NAME, *reversed(of_name)] if file.is_file()), None)
+
+
+def is_called(text: str, file: Path) -> bool:
+    """Whether ``text`` is the name of the record's run, as it was given or as its folder's, its timestamp, or both."""
+    name, stamp = file.parent.parent.name, file.parent.name
+    return text in (name, stamp, f"{name}/{stamp}") or folder_name(text) == name
+
+
 def find_of_kind(text: str, root: Path, kind: str, called: str) -> RunRecord:
     """The record of that kind which a user resumes; 'latest' is the newest of them, whatever else ran since."""
     if text == "latest":
@@ -204,24 +222,21 @@ def find_of_kind(text: str, root: Path, kind: str, called: str) -> RunRecord:
 
 def resolve_run(text: str, root: Path) -> Path:
     """The record a user means: a path, ``latest``, a name (its newest), ``<name>/<timestamp>`` or ``<lap>/<stage>``."""
-    if Path(text).is_file() or (Path(text) / RECORD_NAME).is_file():
-        return Path(text)
+    if (there := record_at(Path(text))) is not None:
+        return there
     runs = list(find_runs(root))
     if text == "latest" and runs:
         return runs[0]
     for file in runs:
-        if text in (file.parent.parent.name, f"{file.parent.parent.name}/{file.parent.name}", file.parent.name):
+        if is_called(text, file):
             return file
     head, _, stage = text.rpartition("/")
     if head:
         for file in runs:
-            if head in ("latest", file.parent.parent.name, f"{file.parent.parent.name}/{file.parent.name}"):
+            if head == "latest" or is_called(head, file):
                 inside = sorted((file.parent / STAGES / stage).glob(f"*/{RECORD_NAME}"))
                 if inside:
                     return inside[-1]
-    for file in runs:
-        if file.parent.parent.name == folder_name(text):  # a name as it was given, such as "wide net"
-            return file
     raise RecordError(
         f"no run {text!r} under {str(root)!r}",
         expected="a path to a record or its folder, 'latest', a name, name/timestamp, or lap/stage",

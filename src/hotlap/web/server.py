@@ -40,7 +40,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import LOOPBACK, GuardSettings
-    from hotlap.web.slow_heads import watch_heads
+    from hotlap.web.slow_clients import watch_clients
 
     class Quiet(uvicorn.Server):
         """A server that ends when it is told to, without passing the signal on."""
@@ -75,7 +75,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
             app, log_level="warning", timeout_graceful_shutdown=int(config.drain_s) or 1, server_header=False
         )
     )
-    watch_heads(server)
+    watch_clients(server)
     emit(events.note(f"Listening on {address}; the models are being loaded."))
     try:
         server.run(sockets=[door])

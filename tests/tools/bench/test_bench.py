@@ -21,6 +21,7 @@ from hotlap.cli.main import run as run_cli
 from hotlap.measure.arms import parse_arm
 from hotlap.records.measurement import Gate
 from hotlap.records.run import RECORD_NAME, RunRecord, find_runs, load_record
+from hotlap.targets import MADE_UP_LOSS
 from hotlap.tools.bench import BenchConfig, bench, preview
 from hotlap.tools.bench import run as run_module
 from hotlap.tools.bench.pace import bearable_batch
@@ -140,6 +141,14 @@ def test_a_long_wait_is_announced_once_its_length_is_known(folder, monkeypatch, 
     given = config(arms=("cpu",), processes=8, gate=False, memory=False, quick=quick)
     bench(given, lambda event: heard.append(event.text) if event.kind == "note" else None)
     assert [text for text in heard if "to go" in text] == told
+
+
+@pytest.mark.parametrize(("given", "is_told"), [({"input": ("4",)}, True), ({}, False)])
+def test_a_bench_of_training_steps_says_of_a_plain_module_that_its_loss_is_made_up(folder, monkeypatch, given, is_told):
+    monkeypatch.setattr(run_module, "run_job", lambda job, **_: answers(job))
+    short = {"arms": ("cpu",), "processes": 1, "gate": False, "memory": False}
+    assert (MADE_UP_LOSS in bench(config(mode="train", **short, **given)).notes) == is_told
+    assert MADE_UP_LOSS not in bench(config(mode="infer", **short, **given)).notes
 
 
 def test_arms_that_keep_memory_have_processes_of_their_own_now_before_and_now_after_the_others(folder, monkeypatch):

@@ -17,6 +17,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.records.lap import lap_of, stage_records
 from hotlap.records.measurement import GateCheck
 from hotlap.records.run import load_record, resolve_run, save
+from hotlap.targets import MADE_UP_LOSS
 from hotlap.tools import bench as bench_tool
 from hotlap.tools.lap import LapConfig, lap, preview
 from hotlap.tools.lap import stages as real
@@ -68,6 +69,12 @@ def test_a_lap_runs_its_stages_in_order_and_points_to_their_records(tmp_path):
 def test_the_code_to_paste_calls_a_model_with_as_many_inputs_as_the_lap_did(tmp_path):
     assert "model(inputs)" in lap_of(go(tmp_path / "one", input=("3x8x8",))).paste
     assert "model(*inputs)" in lap_of(go(tmp_path / "two", input=("8:int64:9", "8:bool"))).paste
+
+
+def test_a_lap_of_a_plain_module_says_that_its_loss_is_made_up(tmp_path):
+    assert MADE_UP_LOSS in go(tmp_path / "plain", input=("3x8x8",)).notes
+    assert MADE_UP_LOSS not in go(tmp_path / "own").notes
+    assert MADE_UP_LOSS not in go(tmp_path / "infer", input=("3x8x8",), mode="infer").notes
 
 
 def test_the_table_has_before_its_batch_and_after_with_error_and_memory(tmp_path):
@@ -254,6 +261,20 @@ def test_a_lap_of_a_file_that_was_edited_is_not_resumed(tmp_path):
         resume(tmp_path)
     file.write_text("net = 1\n")
     assert resume(tmp_path).verdict.exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["mine.py", "nets/mine.py", "mine/__init__.py"])
+def test_a_lap_of_a_module_of_this_folder_that_was_edited_is_not_resumed(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    file = Path(name)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("net = 1\n")
+    target = f"{name.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}:net"
+    with pytest.raises(HotlapError, match="stage 4 of 7"):
+        go(tmp_path, target=target, fail="tune", error=OutOfMemory("batch = 16 does not fit"))
+    file.write_text("net = 2\n")
+    with pytest.raises(ConfigError, match=f"cannot go on: the file of '{target}' is not what it was.*a new lap"):
+        resume(tmp_path)
 
 
 def test_resuming_what_is_no_lap_is_refused(tmp_path):

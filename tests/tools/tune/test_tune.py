@@ -103,7 +103,9 @@ def test_a_batch_above_the_number_of_samples_is_cut_and_told(jobs_in_process, mo
     record = tune(config(batch=16, arms=("cpu",)), heard.append)
     assert {row["batch"] for row in found(record)["rows"]} == {10}
     told = [event.text for event in heard if event.kind == "warn"]
-    assert "batch = 16 is above the number of training samples: 10 is tried" in told
+    cut = "batch = 16 is above the number of training samples: 10 is tried"
+    assert cut in told and cut in record.notes
+    assert cut in [line.strip() for line in tune_run.preview(config(batch=16, arms=("cpu",)))]
 
 
 @pytest.mark.usefixtures("folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -34,6 +35,7 @@ from hotlap.records.lap import (
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import STAGES as STAGES_FOLDER
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.targets import told_of_loss
 from hotlap.tools.lap.config import QUICK_GIVES_UP, LapConfig, find_lap
 from hotlap.tools.lap.paste import paste_of, use_commands
 from hotlap.tools.lap.stages import STAGES, Round, Skip, Stage, StageFailed
@@ -81,7 +83,7 @@ class _Run:
         self.stages = [stage for stage in stages if stage.wanted(config)]
         self.total = len(self.stages) + config.report
         self.began: float | None = None
-        self.notes = [QUICK_GIVES_UP] if config.quick else []
+        self.notes = [*([QUICK_GIVES_UP] if config.quick else []), *told_of_loss(config.input, config.mode)]
         before = self._begin(sources)
         self.round = Round(config, self.folder / STAGES_FOLDER, self._hear)
         self.found = Lap(
@@ -293,12 +295,13 @@ def _has_volumes(lap: Round) -> bool:
 
 
 def _source(target: str) -> str:
-    """A digest of the file that a target names; '' where it names none."""
-    file = Path(target.rpartition(":")[0])
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.suffix == ".py" else ""
-    except OSError:
-        return ""  # whoever loads it says why
+    """A digest of the file that a target names, by its path or as a module of this folder; '' where it names none."""
+    named = target.rpartition(":")[0]
+    module = named.replace(".", "/")
+    for file in [named] if named.endswith(".py") else [f"{module}.py", f"{module}/__init__.py"]:
+        with contextlib.suppress(OSError):  # whoever loads it says why
+            return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return ""
 
 
 def _check_source(before: Lap, config: LapConfig) -> None:

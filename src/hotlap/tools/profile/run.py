@@ -24,6 +24,7 @@ from hotlap.records.environment import capture
 from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, save
+from hotlap.targets import told_of_loss
 from hotlap.tools.profile.advice import Case, advise
 from hotlap.tools.profile.analyse import Worked, analysis_of
 from hotlap.tools.profile.categories import RECURRENT
@@ -212,6 +213,7 @@ class _Target(_Run):
         if analysis.steps != ran.steps:
             self.notes.append(f"The trace holds {analysis.steps} of {ran.steps} steps; the profiler lost the others.")
         self.notes += [*analysis.warnings, *ran.notes, slow_down_told(ran, step)]
+        self.notes += told_of_loss(config.input, config.mode)
         what = f"{config.target} {config.mode}, {self.spec.name}, batch {self.batch}"
         rate = _rate(ran, step, analysis)
         return _plain(analysis, roof, advice, [], measured=measured), Verdict(

@@ -35,9 +35,9 @@ class ReportConfig:
     """Records to draw: a path, a name, name/timestamp or 'latest'."""
     formats: tuple[str, ...] = field(default=("html",), metadata={"flag": "format"})
     """html, pdf, tex, notebook, md; several separated by commas."""
-    out: Path | None = None
-    """The file to write, or a folder for report.*; several formats replace its ending. Beside the first record if not
-    given."""
+    out: str = ""
+    """The file to write, or a folder for report.*, made if its name ends in a slash; several formats replace a file's
+    ending. Beside the first record if not given."""
     runs: Path = Path("runs")
     """Where names of runs are looked up."""
     title: str = ""

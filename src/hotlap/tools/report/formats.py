@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Job:
 
 def write_report(
     records: Sequence[RunRecord],
-    out: Path,
+    out: str | Path,
     formats: Sequence[str] = ("html",),
     *,
     title: str = "",
@@ -46,14 +47,17 @@ def write_report(
 ) -> dict[str, Path]:
     """One report on ``records`` in each of ``formats``; the files by format. A lap brings the records of its stages.
 
-    ``out`` names the report: a folder holds report.*; with one format and an ending it is the file; otherwise each
-    format has its own ending.
+    ``out`` names the report: a folder holds report.*, and is made if a slash at its end says that it is one; with one
+    format and an ending it is the file; otherwise each format has its own ending.
     """
     check_formats(formats, pdf_engine)
     if not records:
         raise UsageError("records = [] holds nothing to draw", remedy="Give at least one record")
     records = with_stages(records)
     document = compose(records, title)
+    if str(out).endswith(("/", os.sep)):
+        _make(Path(out))
+    out = Path(out)
     found: dict[str, Path] = {}
     for name in dict.fromkeys(formats):
         emit(advance("report", len(found), len(set(formats)), f"writing {name}"))

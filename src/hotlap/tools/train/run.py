@@ -22,6 +22,7 @@ from hotlap.tools.train.launch import refuse_fsdp_alone, run_torchrun
 from hotlap.tools.train.member import train_in_team
 
 EXIT_INTERRUPTED = 130
+STOPPED = "Stopped at once; --resume goes on from the last checkpoint."
 
 
 def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
@@ -43,13 +44,13 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     try:
         done = supervise(config, folder, which_checkpoint(config.resume), emit)
     except KeyboardInterrupt:
-        _close(record, folder, "interrupted", notes=["Stopped at once; --resume goes on from the last checkpoint."])
+        _close(record, folder, "interrupted", verdict=_ended("interrupted", STOPPED, EXIT_INTERRUPTED))
         raise
     except HotlapError as error:
         if earlier and _is_wrong_request(error):
             save(earlier, folder)  # or the next --resume would take over the setting that was refused
         else:
-            _close(record, folder, "failed", notes=[str(error)])
+            _close(record, folder, "failed", verdict=_ended("failed", str(error), error.exit_code))
         raise
     finally:
         emit(events.finish("train"))
@@ -73,10 +74,16 @@ def _end(
     """The record of a training that is over: what came of it is an outcome or an error."""
     notes = [*told, *(f"Started again: {why}." for why in restarts)]
     if isinstance(came, HotlapError):
-        return _close(record, folder, "failed", notes=[str(came), *notes])
+        verdict = _ended("failed", str(came), came.exit_code)
+        return _close(record, folder, "failed", notes=notes, verdict=verdict)
     extra = {**record.extra, "outcome": came, "restarts": restarts, **extra}
     notes = [*came["warnings"], *notes]
     return _close(record, folder, came["status"], notes=notes, extra=extra, verdict=_verdict(came, restarts))
+
+
+def _ended(outcome: str, why: str, exit_code: int) -> Verdict:
+    """Of a training without an outcome of its own."""
+    return Verdict(outcome=outcome, headline=why, exit_code=exit_code)
 
 
 def _is_wrong_request(error: HotlapError) -> bool:

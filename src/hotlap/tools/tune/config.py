@@ -66,7 +66,7 @@ class TuneConfig:
     """Training steps whose losses the gate compares."""
     timeout_s: float = 180.0
     """Longest life of one trial, or what is left of the budget; one that hangs is then a row in the table."""
-    resume: str = ""
+    resume: str = field(default="", metadata={"bare": "latest"})
     """Goes on with a search that was cut off: latest, its name or its folder. No trial is repeated."""
     verify: bool = False
     """Instead of a search, runs the consumer of the stored profile and checks what it really uses."""

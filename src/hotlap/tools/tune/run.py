@@ -30,6 +30,7 @@ from hotlap.records.tuned import (
     stale_reasons,
     write_profile,
 )
+from hotlap.targets import told_of_loss
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig, changed_settings, cut_short, find_search
 from hotlap.tools.tune.contest import CLOSE
@@ -72,13 +73,17 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         environment = capture()  # imports torch here while the nursery does it there
         about = describe(config, nursery)
         space = space_of(config, about)
-        if config.batch is not None and space.batch < config.batch:
-            emit(events.warn(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried"))
-        dropped = ", ".join(str(size) for size in config.batches if size > space.max_batch)
-        if dropped:
-            emit(events.warn(f"batches = {dropped} are left out: at most {space.max_batch} is tried"))
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
             return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
+
+
+def cuts(config: TuneConfig, space: Space) -> list[str]:
+    """What was asked for and is not tried."""
+    found = []
+    if config.batch is not None and space.batch < config.batch:
+        found.append(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried")
+    dropped = ", ".join(str(size) for size in config.batches if size > space.max_batch)
+    return [*found, *([f"batches = {dropped} are left out: at most {space.max_batch} is tried"] if dropped else [])]
 
 
 def _search(run: _Run) -> RunRecord:
@@ -141,6 +146,7 @@ def preview(config: TuneConfig) -> list[str]:
         *(f"then       {arm.name}, and the like for the leader" for arm in space.switched(leader)),
         *(f"finalist   {arm.name}, and the like for the leader" for arm in space.compile_forms(leader)),
         f"batch      {sizes}",
+        *(f"           {text}" for text in cuts(config, space)),
         f"budget     {config.budget}, every trial in a process of its own",
     ]
 
@@ -174,7 +180,9 @@ class _Run:
         self.outcome: Outcome | None = None
         self.profile: TunedProfile | None = None
         self.stored = ""
-        self.notes: list[str] = []
+        self.notes = told_of_loss(config.input, config.mode)
+        for text in cuts(config, space):
+            self._warn(text)
         rows, gates, full = self._begin(sources, folder_for)
         self.lab = ProcessLab(
             config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say, nursery=nursery
