@@ -149,6 +149,16 @@ def test_a_torn_or_foreign_file_is_told_and_does_not_hide_the_others(store):
         read_profile(store.folder / "unet.train.torn.json")
 
 
+def test_a_profile_without_a_batch_is_left_aside(store):
+    path, _ = store.save(profile())
+    write_profile(profile(batch=0), path)
+    found = store.find(KEY)
+    assert (
+        found.profile is None
+        and f"tuned profile '{path}' cannot be read: batch = 0, expected at least 1" in found.broken
+    )
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_store_that_may_not_be_written_says_so(store):
     store.folder.mkdir(parents=True)

@@ -211,6 +211,8 @@ def read_profile(path: Path) -> TunedProfile:
         if version != SCHEMA_VERSION:
             raise ValueError(f"schema_version = {version!r}, expected {SCHEMA_VERSION}")
         profile: TunedProfile = decode(TunedProfile, data)
+        if profile.batch < 1:
+            raise ValueError(f"batch = {profile.batch}, expected at least 1")
     except (ValueError, OSError) as error:
         raise RecordError(
             f"tuned profile {str(path)!r} cannot be read: {error}", remedy="Delete it and run 'hotlap tune' again"
