@@ -12,6 +12,8 @@ from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import GraphedPasses
 from hotlap.engine.parts import allow_attention, allowed_attention
 from hotlap.engine.verify_job import Observer, watch
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
 
@@ -333,6 +335,45 @@ def test_a_format_that_the_consumer_gave_the_model_is_told_from_the_models_own(b
     model(x := torch.randn(2, 3, 8, 8, dtype=torch.bfloat16))
     observer.count(x)
     assert observer.seen(None).dtypes == [seen]
+
+
+SELF_MADE = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.contiguous(memory_format=torch.channels_last))
+
+def own():
+    return Net(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 3))
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 3))
+"""
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(
+    ("name", "laid_out", "seen"), [("own", False, None), ("own", True, True), ("plain", True, True)]
+)
+def test_a_layout_that_the_model_takes_by_itself_is_no_fault_of_its_consumer(folder, mode, name, laid_out, seen):
+    (folder / "self_made.py").write_text(SELF_MADE)
+    target = {"target": f"self_made.py:{name}"}
+    job = {"mode": "infer", **target, "inputs": ["3x8x8"], "arm": "cpu" + ":channels_last" * laid_out, "batch": 3}
+    job = train_job(**target, channels_last=laid_out, batch=3) if mode == "train" else job
+    assert watch(job, quiet).channels_last is seen
+
+
+def test_a_consumer_that_lays_out_what_it_should_not_is_caught(folder, monkeypatch):
+    (folder / "self_made.py").write_text(SELF_MADE)
+    build = LoadedWorkload.__init__
+    wrong = {"cpu": "cpu:channels_last"}
+    monkeypatch.setattr(
+        LoadedWorkload, "__init__", lambda self, w, arm, rows: build(self, w, parse_arm(wrong[arm.name]), rows)
+    )
+    job = {"mode": "infer", "target": "self_made.py:plain", "inputs": ["3x8x8"], "arm": "cpu", "batch": 3}
+    assert watch(job, quiet).channels_last is True
 
 
 SHORT = """

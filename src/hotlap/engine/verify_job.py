@@ -22,6 +22,7 @@ from hotlap.base import events
 from hotlap.device.kept_memory import is_memory_kept
 from hotlap.device.layout import has_convolutions, is_channels_last
 from hotlap.device.precision import fp32_precision
+from hotlap.device.seed import generator
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import allowed_attention, pick_device
@@ -59,7 +60,7 @@ class Observed:
     dtypes: list[str] = field(default_factory=list)
     """Number formats of what the layers gave that autocast is for; where there is none, what autocast was set to."""
     channels_last: bool | None = None
-    """How convolutions wrote their output; None where that cannot be told."""
+    """How convolutions wrote their output; None where that cannot be told, or is the model's own doing."""
     compiled: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
@@ -210,9 +211,27 @@ def watch(job: dict[str, Any], listen: Listen) -> Observed:
     if job["mode"] == "train":
         config: TrainConfig = decode(TrainConfig, job["config"])
         workload = load_target(config.target, config.workload, config.input)
-        return _watch_training(workload, config, observer)
-    workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
-    return _watch_serving(workload, parse_arm(job["arm"]), job["batch"], observer)
+        seen, is_asked = _watch_training(workload, config, observer), config.channels_last
+    else:
+        workload, arm = load_target(job["target"], job.get("options"), job.get("inputs", ())), parse_arm(job["arm"])
+        seen, is_asked = _watch_serving(workload, arm, job["batch"], observer), arm.channels_last
+    if (
+        seen.channels_last
+        and not is_asked
+        and _lays_itself_out(workload, min(seen.batches, default=2), observer.training)
+    ):
+        return dataclasses.replace(seen, channels_last=None)
+    return seen
+
+
+def _lays_itself_out(workload: Workload, most: int, training: bool) -> bool:
+    """Whether the convolutions of a model write channels last though nobody asked them to."""
+    plain = Observer(training=training)
+    model = plain.attach(workload.build_model()).train(training)
+    run = workload.loss if training else workload.predict
+    with torch.no_grad():
+        run(model, workload.make_batch(min(2, most), torch.device("cpu"), generator(0)))
+    return plain.seen(None).channels_last is True
 
 
 def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Observer) -> Observed:
