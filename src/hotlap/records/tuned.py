@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,13 @@ class ProfileStore:
                 remedy="Make it writable, or choose another folder with XDG_CONFIG_HOME",
             ) from error
         return path, ""
+
+
+def command_for(target: str, mode: str, options: Mapping[str, Any], inputs: Sequence[str]) -> str:
+    """The command that makes a profile, whole: without its inputs a plain module is refused."""
+    given = [word for text in inputs for word in ("--input", text)]
+    given += [word for name, value in options.items() for word in ("--set", f"workload.{name}={value}")]
+    return shlex.join(["hotlap", "tune", target, "--for", mode, *given])
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:

@@ -94,7 +94,7 @@ def test_without_a_profile_there_is_nothing_to_verify(tmp_path, monkeypatch, job
     with pytest.raises(RecordError, match=r"no tuned profile of 'conv\.py:net' for train holds here"):
         tune(config())
     assert command(["tune", "conv.py:net", "--input", "3x8x8", "--verify"]) == 2
-    assert "hotlap tune conv.py:net --for train" in capsys.readouterr().err
+    assert "'hotlap tune conv.py:net --for train --input 3x8x8' makes one" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("stored")

@@ -18,7 +18,7 @@ from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Check, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
-from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.records.tuned import ProfileStore, TunedProfile, command_for
 from hotlap.tools.tune.config import TuneConfig
 
 WATCH = "watch"
@@ -67,7 +67,7 @@ def _find(config: TuneConfig) -> TunedProfile:
         why = [f"the one in {found.path} is stale: {'; '.join(found.stale)}"] if found.profile else []
         raise RecordError(
             "; ".join([f"no tuned profile of {config.target!r} for {config.mode} holds here", *why, *found.broken]),
-            remedy=f"'hotlap tune {config.target} --for {config.mode}' makes one",
+            remedy=f"{command_for(config.target, config.mode, config.workload, config.input)!r} makes one",
         )
     return on_device(found.profile, config.device)
 
