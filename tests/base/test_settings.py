@@ -152,6 +152,11 @@ def test_a_setting_may_be_named_as_its_flag_everywhere(tmp_path, name):
         resolve(Flagged, [set_layer(["for=infer", "mode=train"])])
 
 
+def test_a_wrong_value_is_told_by_the_name_that_the_user_gave():
+    with pytest.raises(ConfigError, match=r"for = 'foo' in x is not valid\. Expected one of train, infer"):
+        resolve(Flagged, [Layer("x", {"for": "foo"})])
+
+
 def test_dashes_and_underscores_spell_the_same_setting():
     assert resolve(Demo, [set_layer(["fast-repeats=9"])]).config.fast_repeats == 9
 

@@ -111,6 +111,14 @@ def test_switches_threads_and_recomputation_are_taken_over():
     assert (changes["sdpa"], changes["cudnn_benchmark"]) == ("flash", False)
 
 
+@pytest.mark.parametrize(("nproc", "threads"), [(1, 12), (4, None)])
+def test_a_cpu_gets_the_threads_of_the_trials_unless_several_processes_share_it(nproc, threads):
+    on_cpu = dataclasses.replace(profile("cpu:bf16"), key=dataclasses.replace(KEY, device="cpu", cores=12))
+    given = dataclasses.replace(resolved().config, nproc=nproc)
+    assert settings_from(on_cpu, given, {"threads"})[0] == {"threads": threads}
+    assert settings_from(profile("cuda:bf16"), given, {"threads"})[0] == {"threads": None}
+
+
 @pytest.mark.parametrize(
     ("settings", "taken"), [({}, True), ({"compile": "reduce-overhead"}, False), ({"compile": "default"}, True)]
 )

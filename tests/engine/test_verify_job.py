@@ -12,6 +12,8 @@ from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import GraphedPasses
 from hotlap.engine.parts import allow_attention, allowed_attention
 from hotlap.engine.verify_job import Observer, watch
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
 
@@ -56,6 +58,7 @@ def test_batch_format_layout_and_compilation_are_seen(device, compiled):
     x = torch.randn(5, 3, 8, 8, device=device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         run(x)
+        observer.count(x)
     seen = observer.seen(None)
     assert seen.batches[0] == 5 and seen.dtypes == ["bfloat16"]
     assert seen.channels_last is True and seen.compiled is compiled and seen.fused is None
@@ -64,9 +67,16 @@ def test_batch_format_layout_and_compilation_are_seen(device, compiled):
 def test_plain_float32_is_seen_and_evaluation_is_not():
     observer = Observer(training=True)
     model = observer.attach(small())
-    model.eval()(torch.randn(2, 3, 8, 8))
-    assert observer.seen(None).batches == []
-    model.train()(torch.randn(7, 3, 8, 8))
+
+    def run(size):
+        model(x := torch.randn(size, 3, 8, 8))
+        observer.count(x)
+
+    model.eval()
+    run(2)
+    assert observer.seen(None).batches == observer.seen(None).dtypes == []
+    model.train()
+    run(7)
     seen = observer.seen(torch.optim.AdamW(model.parameters(), fused=True))
     assert (seen.batches, seen.dtypes, seen.channels_last) == ([7], ["float32"], False)
     assert seen.fused is True
@@ -222,6 +232,171 @@ def test_attention_and_recomputation_are_seen_in_a_training(odd, settings):
 def test_attention_is_seen_in_a_server(odd):
     job = {"mode": "infer", "target": "odd.py:Attentive", "inputs": ["5x8"], "arm": "cpu:sdpa=math", "batch": 3}
     assert watch({**job, "seed": 0}, quiet).sdpa == ["math"]
+
+
+OWN_WAYS = """
+import torch
+from torch import nn
+
+class Work:
+    name, default_batch = "own", 4
+
+    def build_model(self):
+        return nn.Linear(4, 3)
+
+    def make_batch(self, n, device, generator):
+        return {"x": torch.randn(n, 5, 4, generator=generator).to(device)}
+
+    def predict(self, model, batch):
+        return model(batch["x"]).mean(1)
+
+    def loss(self, model, batch):
+        return self.predict(model, batch).float().square().sum(), len(batch["x"])
+
+class TimeFirst(Work):
+    def predict(self, model, batch):
+        return model(batch["x"].transpose(0, 1)).mean(0)
+
+class ManyRows(Work):
+    def predict(self, model, batch):
+        return model(batch["x"].flatten(0, 1)).view(-1, 5, 3).mean(1)
+
+class TableFirst(Work):
+    class Net(nn.Linear):
+        def forward(self, table, x):
+            return super().forward(x + table[0])
+
+    def build_model(self):
+        return self.Net(4, 3)
+
+    def predict(self, model, batch):
+        return model(torch.ones(7, 4), batch["x"]).mean(1)
+
+class Halves(Work):
+    def build_model(self):
+        return nn.Linear(4, 3).bfloat16()
+
+    def predict(self, model, batch):
+        return model(batch["x"].bfloat16()).mean(1)
+
+class Fused(Work):
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), fused=True)
+
+class Sized:
+    def __init__(self, x):
+        self.x = x
+
+class NoTensor(Work):
+    class Net(nn.Linear):
+        def forward(self, sized):
+            return super().forward(sized.x)
+
+    def build_model(self):
+        return self.Net(4, 3)
+
+    def predict(self, model, batch):
+        return model(Sized(batch["x"])).mean(1)
+
+class Part(Work):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+    def build_model(self):
+        return self.Net()
+
+    def predict(self, model, batch):
+        return model.head(batch["x"]).mean(1)
+"""
+
+
+SERVED = ("Work", "TimeFirst", "ManyRows", "TableFirst", "Halves", "Fused")
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [*(("infer", name) for name in SERVED), *(("train", name) for name in (*SERVED, "NoTensor", "Part"))],
+)
+def test_an_honest_consumer_is_seen_to_be_one_whatever_its_model_takes(folder, name, mode):
+    """Each is a workload by its shape alone; most do not give their model the samples first, in float32."""
+    (folder / "own.py").write_text(OWN_WAYS)
+    job = {"mode": "infer", "target": f"own.py:{name}", "arm": "cpu", "batch": 3}
+    seen = watch(train_job(target=job["target"], input=(), batch=3) if mode == "train" else job, quiet)
+    fused = None if mode == "infer" or name == "Fused" else False
+    assert (set(seen.batches), seen.dtypes, seen.fused) == ({3}, ["float32"], fused)
+
+
+@pytest.mark.parametrize(("built", "seen"), [(torch.float32, "bfloat16"), (torch.bfloat16, "float32")])
+def test_a_format_that_the_consumer_gave_the_model_is_told_from_the_models_own(built, seen):
+    observer = Observer(training=True)
+    model = observer.attach(small().to(built)).bfloat16()
+    model(x := torch.randn(2, 3, 8, 8, dtype=torch.bfloat16))
+    observer.count(x)
+    assert observer.seen(None).dtypes == [seen]
+
+
+SELF_MADE = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.contiguous(memory_format=torch.channels_last))
+
+def own():
+    return Net(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 3))
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 3))
+"""
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(
+    ("name", "laid_out", "seen"), [("own", False, None), ("own", True, True), ("plain", True, True)]
+)
+def test_a_layout_that_the_model_takes_by_itself_is_no_fault_of_its_consumer(folder, mode, name, laid_out, seen):
+    (folder / "self_made.py").write_text(SELF_MADE)
+    target = {"target": f"self_made.py:{name}"}
+    job = {"mode": "infer", **target, "inputs": ["3x8x8"], "arm": "cpu" + ":channels_last" * laid_out, "batch": 3}
+    job = train_job(**target, channels_last=laid_out, batch=3) if mode == "train" else job
+    assert watch(job, quiet).channels_last is seen
+
+
+def test_a_consumer_that_lays_out_what_it_should_not_is_caught(folder, monkeypatch):
+    (folder / "self_made.py").write_text(SELF_MADE)
+    build = LoadedWorkload.__init__
+    wrong = {"cpu": "cpu:channels_last"}
+    monkeypatch.setattr(
+        LoadedWorkload, "__init__", lambda self, w, arm, rows: build(self, w, parse_arm(wrong[arm.name]), rows)
+    )
+    job = {"mode": "infer", "target": "self_made.py:plain", "inputs": ["3x8x8"], "arm": "cpu", "batch": 3}
+    assert watch(job, quiet).channels_last is True
+
+
+SHORT = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if len(x) > 4:
+            raise torch.OutOfMemoryError("out of memory, as far as a test goes")
+        return super().forward(x)
+
+def net():
+    return Net(4, 3)
+"""
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_batch_that_does_not_fit_is_not_counted(folder, mode):
+    (folder / "short.py").write_text(SHORT)
+    job = {"mode": "infer", "target": "short.py:net", "inputs": ["4"], "arm": "cpu", "batch": 8}
+    seen = watch(train_job(target="short.py:net", input=("4",), batch=8) if mode == "train" else job, quiet)
+    assert set(seen.batches) == {4} and seen.micro == (4 if mode == "train" else None)
 
 
 @pytest.mark.parametrize("kernels", [False, True])

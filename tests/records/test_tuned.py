@@ -19,6 +19,7 @@ from hotlap.records.tuned import (
     ProfileStore,
     TunedKey,
     TunedProfile,
+    command_for,
     default_folder,
     only_search,
     read_profile,
@@ -147,6 +148,24 @@ def test_a_torn_or_foreign_file_is_told_and_does_not_hide_the_others(store):
     assert any("unet.train.old.json' cannot be read: schema_version = 7, expected 1" in text for text in found.broken)
     with pytest.raises(RecordError, match=r"tuned profile .*torn\.json' cannot be read"):
         read_profile(store.folder / "unet.train.torn.json")
+
+
+def test_the_command_that_makes_a_profile_is_whole():
+    made = command_for("my net.py:f", "infer", {"size": 64, "path": "a b"}, ["3x8x8", "7:int64:9"])
+    assert made == (
+        "hotlap tune 'my net.py:f' --for infer --input 3x8x8 --input 7:int64:9 "
+        "--set workload.size=64 --set 'workload.path=a b'"
+    )
+
+
+def test_a_profile_without_a_batch_is_left_aside(store):
+    path, _ = store.save(profile())
+    write_profile(profile(batch=0), path)
+    found = store.find(KEY)
+    assert (
+        found.profile is None
+        and f"tuned profile '{path}' cannot be read: batch = 0, expected at least 1" in found.broken
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

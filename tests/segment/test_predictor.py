@@ -132,6 +132,16 @@ def test_a_network_tuned_with_images_of_a_size_is_a_tuned_one(folder, weights, p
     assert [num for num, _ in reached] == [2, 2, 2, 1] and "at batch 2, measured 2026-01-02" in told
 
 
+def test_a_profile_of_another_device_does_not_hide_the_one_that_holds(folder, weights, profile, reached):
+    """Though its images were as large as the tiles."""
+    ProfileStore().save(profile)
+    large = {"options": {"width": WIDTH, "size": 64}, "signature": "3x64x64:float32"}
+    of_card = dataclasses.replace(profile.key, device="cuda", **large)
+    ProfileStore().save(dataclasses.replace(profile, key=of_card, arm="cuda:bf16", batch=6))
+    told = predicted(settings(folder, weights))
+    assert reached[0] == (3, torch.bfloat16) and "never tuned" not in told
+
+
 def test_a_network_that_was_never_tuned_says_how(folder, weights):
     told = predicted(settings(folder, weights))
     assert "'unet' was never tuned here. 'hotlap tune unet --for infer --set workload.width=2' finds" in told

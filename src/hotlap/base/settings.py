@@ -79,7 +79,7 @@ def _fill(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
                     raise ConfigError(f"setting {key!r} in {layer.source} has a dot, but {name!r} has no parts")
                 values[name] = {**values.get(name, {}), rest: raw}
             else:
-                values[name] = coerce(raw, kinds[name], name, layer.source)
+                values[name] = coerce(raw, kinds[name], fields[name].metadata.get("flag", name), layer.source)
             sources[key] = layer.source
     missing = [n for n, f in fields.items() if n not in values and _required(f)]
     if missing:

@@ -57,7 +57,8 @@ def settings_from(profile: TunedProfile, config: TrainConfig, free: set[str]) ->
         "shuffled": arm.shuffled,
         "unbiased": arm.unbiased,
         "keep_memory": arm.keep_memory,
-        "threads": arm.threads or None,
+        # Trials of a CPU ran on all usable cores; what torch takes by itself may be more than those, or fewer.
+        "threads": arm.threads or (profile.key.cores if config.nproc == 1 else 0) or None,
     }
     wanted |= {"recompute": "on"} if arm.recompute else {}
     if {"precision", "tf32"} <= free:  # one choice, said in two settings

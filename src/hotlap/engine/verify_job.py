@@ -1,6 +1,8 @@
 """What a consumer of a tuned profile really does, seen by hooks on its model: batch, number format, layout, compile.
 
-Hooks see a recorded pass only while it is new and once more when it is recorded; replays are counted by the step.
+Samples are counted where the consumer hands over a batch, by the rule of all batches: a model may be given its time
+first, or several of its rows for each sample. Hooks see a recorded pass only while it is new and once more when it is
+recorded; replays are counted by the step.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from hotlap.base import events
 from hotlap.device.kept_memory import is_memory_kept
 from hotlap.device.layout import has_convolutions, is_channels_last
 from hotlap.device.precision import fp32_precision
+from hotlap.device.seed import generator
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import allowed_attention, pick_device
+from hotlap.engine.split import num_samples
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.folded import NORMS
 from hotlap.measure.loaded_workload import LoadedWorkload
@@ -35,7 +38,7 @@ from hotlap.measure.shuffled import ShuffledConvTranspose2d
 from hotlap.measure.unbiased import CONVOLUTIONS
 from hotlap.records.codec import decode
 from hotlap.targets import load_target
-from hotlap.workload import Workload
+from hotlap.workload import Batch, Workload, adopt, optimizer_of
 
 NUM_STEPS = 3
 MOST_STEPS = 60
@@ -51,17 +54,19 @@ class Observed:
     """What the hooks saw in a few steps."""
 
     batches: list[int] = field(default_factory=list)
-    """Sizes that reached the model, one for each call."""
+    """Samples in each pass that came through."""
+    micro: int | None = None
+    """Samples of the parts that a training has split its batches into for lack of memory; None where it did not."""
     dtypes: list[str] = field(default_factory=list)
     """Number formats of what the layers gave that autocast is for; where there is none, what autocast was set to."""
     channels_last: bool | None = None
-    """How convolutions wrote their output; None where that cannot be told."""
+    """How convolutions wrote their output; None where that cannot be told, or is the model's own doing."""
     compiled: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
     threads: int = 0
     fused: bool | None = None
-    """Of the optimizer; None where there is none."""
+    """Of the optimizer; None where there is none, and where the workload's own is fused in any case."""
     num_replays: int = 0
     """Passes that were replays of recorded ones."""
     keeps_memory: bool = False
@@ -79,8 +84,8 @@ class Observed:
     """Calls of layers that were told to use kernels of ours."""
     num_recomputed: int = 0
     """Calls of layers during a backward pass."""
-    sdpa: list[str] | None = None
-    """Implementations that attention was allowed; None where the model was traced, and nothing could be seen."""
+    sdpa: list[str] = field(default_factory=list)
+    """Implementations that attention was allowed."""
 
 
 class Observer:
@@ -90,6 +95,7 @@ class Observer:
         self.training = training
         self.model: nn.Module | None = None
         self.norms: set[nn.Module] = set()
+        self.no_proof: set[nn.Module] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -97,7 +103,7 @@ class Observer:
         self.batches: list[int] = []
         self.cast: list[str] = []
         self.autocast: list[str] = []
-        self.sdpa: list[str] | None = None
+        self.sdpa: list[str] = []
         self.layouts: list[bool] = []
         self.compiled: list[bool] = []
         self.num_padded, self.num_shuffled, self.num_unbiased = 0, 0, 0
@@ -105,7 +111,9 @@ class Observer:
 
     def attach(self, model: nn.Module) -> nn.Module:
         self.model, self.norms = model, {m for m in model.modules() if isinstance(m, NORMS)}
-        model.register_forward_pre_hook(self._enter, with_kwargs=True)
+        # Layers that were built in another number format compute in it without autocast's doing.
+        self.no_proof = {m for m in model.modules() if any(p.dtype != torch.float32 for p in m.parameters(False))}
+        model.register_forward_pre_hook(self._enter)
         for module in model.modules():
             if not list(module.children()):
                 module.register_forward_hook(self._leave)
@@ -121,17 +129,19 @@ class Observer:
     def _leave_kernel(self, module: nn.Module, args: Any, out: Any) -> None:
         self.num_kernels += module.training == self.training
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module.training != self.training:
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if module.training == self.training:
+            self.compiled.append(torch.compiler.is_compiling())
+
+    def count(self, batch: Batch) -> None:
+        """Writes down a pass over a batch that came through, with what it ran under."""
+        if self.model is None or self.model.training != self.training:
             return
-        first = next(t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim)
-        kind = first.device.type
-        short = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-        self.batches.append(first.shape[0])
+        on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        short = torch.get_autocast_dtype(on[0]) if on else torch.float32
+        self.batches.append(num_samples(batch))
         self.autocast.append(str(short).removeprefix("torch."))
-        self.compiled.append(torch.compiler.is_compiling())
-        if not torch.compiler.is_compiling():
-            self.sdpa = allowed_attention()
+        self.sdpa = allowed_attention()
 
     def _leave(self, module: nn.Module, args: Any, out: Any) -> None:
         found = out[0] if isinstance(out, tuple) else out
@@ -142,14 +152,14 @@ class Observer:
         self.num_padded += isinstance(module, PaddedConv2d)
         self.num_shuffled += isinstance(module, ShuffledConvTranspose2d)
         self.num_unbiased += isinstance(module, tuple(CONVOLUTIONS.values()))
-        if isinstance(module, CAST) and found.dtype != torch.float64:  # which autocast leaves as it is
+        if isinstance(module, CAST) and module not in self.no_proof:
             self.cast.append(str(found.dtype).removeprefix("torch."))
         if has_convolutions(module):
             last = is_channels_last(found)
             self.layouts += [] if last is None else [last]
 
     def seen(self, optimizer: torch.optim.Optimizer | None, num_replays: int = 0) -> Observed:
-        fused = None if optimizer is None else any(bool(group.get("fused")) for group in optimizer.param_groups)
+        fused = None if optimizer is None else _is_fused(optimizer)
         return Observed(
             batches=list(self.batches),
             dtypes=sorted(set(self.cast or self.autocast)),
@@ -167,18 +177,31 @@ class Observer:
             num_unbiased=self.num_unbiased,
             num_kernels=self.num_kernels,
             num_recomputed=self.num_recomputed,
-            sdpa=self.sdpa,
+            sdpa=list(self.sdpa),
         )
 
 
 class _Watched:
-    """A workload whose models are built with the observer's hooks on them."""
+    """What a workload says, but for models that are built with the observer's hooks and passes that it counts."""
 
     def __init__(self, workload: Workload, observer: Observer) -> None:
-        self.observer, self._build = observer, workload.build_model
+        self._workload, self._observer = workload, observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
 
     def build_model(self) -> nn.Module:
-        return self.observer.attach(self._build())
+        return self._observer.attach(self._workload.build_model())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        made = self._workload.loss(model, batch)
+        self._observer.count(batch)
+        return made
+
+    def predict(self, model: nn.Module, batch: Batch) -> Tensor:
+        made = self._workload.predict(model, batch)
+        self._observer.count(batch)
+        return made
 
 
 def watch(job: dict[str, Any], listen: Listen) -> Observed:
@@ -188,21 +211,39 @@ def watch(job: dict[str, Any], listen: Listen) -> Observed:
     if job["mode"] == "train":
         config: TrainConfig = decode(TrainConfig, job["config"])
         workload = load_target(config.target, config.workload, config.input)
-        return _watch_training(workload, config, observer)
-    workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
-    return _watch_serving(workload, parse_arm(job["arm"]), job["batch"], observer)
+        seen, is_asked = _watch_training(workload, config, observer), config.channels_last
+    else:
+        workload, arm = load_target(job["target"], job.get("options"), job.get("inputs", ())), parse_arm(job["arm"])
+        seen, is_asked = _watch_serving(workload, arm, job["batch"], observer), arm.channels_last
+    if (
+        seen.channels_last
+        and not is_asked
+        and _lays_itself_out(workload, min(seen.batches, default=2), observer.training)
+    ):
+        return dataclasses.replace(seen, channels_last=None)
+    return seen
+
+
+def _lays_itself_out(workload: Workload, most: int, training: bool) -> bool:
+    """Whether the convolutions of a model write channels last though nobody asked them to."""
+    plain = Observer(training=training)
+    model = plain.attach(workload.build_model()).train(training)
+    run = workload.loss if training else workload.predict
+    with torch.no_grad():
+        run(model, workload.make_batch(min(2, most), torch.device("cpu"), generator(0)))
+    return plain.seen(None).channels_last is True
 
 
 def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Observer) -> Observed:
     """A few full batches through the model as a server holds it."""
-    workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
+    watched = adopt(_Watched(workload, observer), workload.name)
 
     class Served(LoadedWorkload):
         def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:
             observer.forget()  # until here the model was only asked for its inputs
             return super()._warm(example, rows)
 
-    served = Served(workload, arm, batch)
+    served = Served(watched, arm, batch)
     if not (arm.graph or arm.compile):  # of those, hooks saw what was recorded or traced, and see nothing more
         observer.forget()
     inputs = served.signature.inputs
@@ -221,10 +262,10 @@ def _watch_training(workload: Workload, config: TrainConfig, observer: Observer)
             return step >= MOST_STEPS
         return step >= NUM_STEPS
 
-    workload.build_model = _Watched(workload, observer).build_model  # type: ignore[method-assign]
+    watched = adopt(_Watched(workload, observer), workload.name)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            workload,
+            watched,
             dataclasses.replace(config, epochs=MOST_STEPS),
             Path(folder),
             pick_device(config.device),
@@ -232,6 +273,12 @@ def _watch_training(workload: Workload, config: TrainConfig, observer: Observer)
             should_stop=is_enough,
         )
         trainer.run()
-        step = trainer.parts.step
-        seen = observer.seen(trainer.parts.optimizer, step.num_replays)
-        return dataclasses.replace(seen, why_not=step.graphs.why_not if step.graphs else "")
+        parts = trainer.parts
+        own = optimizer_of(workload, parts.model, fused=False)
+        seen = observer.seen(None if _is_fused(own) else parts.optimizer, parts.step.num_replays)
+        split = parts.step.micro if parts.step.micro != config.micro else None
+        return dataclasses.replace(seen, micro=split, why_not=parts.step.graphs.why_not if parts.step.graphs else "")
+
+
+def _is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return any(bool(group.get("fused")) for group in optimizer.param_groups)

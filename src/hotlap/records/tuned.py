@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,13 @@ class ProfileStore:
         return path, ""
 
 
+def command_for(target: str, mode: str, options: Mapping[str, Any], inputs: Sequence[str]) -> str:
+    """The command that makes a profile, whole: without its inputs a plain module is refused."""
+    given = [word for text in inputs for word in ("--input", text)]
+    given += [word for name, value in options.items() for word in ("--set", f"workload.{name}={value}")]
+    return shlex.join(["hotlap", "tune", target, "--for", mode, *given])
+
+
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return config_home(environ) / "hotlap" / "tuned"
 
@@ -211,6 +219,8 @@ def read_profile(path: Path) -> TunedProfile:
         if version != SCHEMA_VERSION:
             raise ValueError(f"schema_version = {version!r}, expected {SCHEMA_VERSION}")
         profile: TunedProfile = decode(TunedProfile, data)
+        if profile.batch < 1:
+            raise ValueError(f"batch = {profile.batch}, expected at least 1")
     except (ValueError, OSError) as error:
         raise RecordError(
             f"tuned profile {str(path)!r} cannot be read: {error}", remedy="Delete it and run 'hotlap tune' again"

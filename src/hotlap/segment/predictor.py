@@ -257,7 +257,7 @@ def _profile(
     else:
         _, width, _ = recognise(net.model.state_dict(), file, net.name)
         options = {"width": width} if width != WIDTHS[net.name] else {}
-    asked = _options_tuned(store, target, options, tile)
+    asked = _options_tuned(store, target, options, tile, torch.device(device).type)
     question = Question(target=target, mode="infer", options=asked, inputs=[], device=device)
     profile, lines = stored_profile(question, emit, store)
     if profile is None and not lines:
@@ -267,16 +267,18 @@ def _profile(
     return profile
 
 
-def _options_tuned(store: ProfileStore, target: str, options: dict[str, Any], tile: int) -> dict[str, Any]:
+def _options_tuned(store: ProfileStore, target: str, options: dict[str, Any], tile: int, kind: str) -> dict[str, Any]:
     """Those with which the network was tuned at the size nearest to a tile; by default the network's alone.
 
-    Small machines are tuned with small images, and with one's own: both leave the network as it is.
+    Small machines are tuned with small images, and with one's own: both leave the network as it is. Profiles of another
+    kind of device, as in a home folder that several machines share, say nothing.
     """
     found = []
     for path in store.candidates(target, "infer"):
         with contextlib.suppress(RecordError):  # named when the profile is asked for
             key = read_profile(path).key
-            if {name: value for name, value in key.options.items() if name not in ("size", "data")} == options:
+            own = {name: value for name, value in key.options.items() if name not in ("size", "data")}
+            if own == options and key.device == kind:
                 found.append((abs(_side(key) - tile), key.options != options, path.name, key.options))
     return min(found, default=(0, False, "", options))[-1]
 

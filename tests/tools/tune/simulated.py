@@ -87,6 +87,7 @@ class Machine:
                     arm=name,
                     passed=not red,
                     error=3.0 if red else 0.1,
+                    check="outputs 3, allowed 1" if red else "outputs 0.1, allowed 1",
                     why="outputs 3x off" if red else "",
                     seconds=2.0,
                 )

@@ -111,6 +111,15 @@ def test_memory_with_islands_is_not_taken_for_monotone():
     assert {row.attempt for row in failed} >= {0, 1}, "a size that failed is tried once more"
 
 
+@pytest.mark.parametrize(("holes", "tried"), [({64}, True), ({64, 128}, False)])
+def test_one_size_beyond_a_failure_is_tried_and_no_more(holes, tried):
+    """With one arm alone: no other climbs past the hole for it."""
+    machine = Machine(fits=lambda arm, batch: batch not in holes)
+    run(machine, arms=("cuda",))
+    sizes = {row.batch for row in machine.rows}
+    assert 128 in sizes and (256 in sizes) == tried
+
+
 def test_a_model_that_does_not_fit_at_its_own_batch_gets_a_smaller_one():
     outcome = run(Machine(fits=lambda arm, batch: batch <= 3))
     assert outcome.winner.batch in (1, 2, 3)

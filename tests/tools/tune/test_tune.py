@@ -222,7 +222,7 @@ def test_a_faster_profile_makes_way_is_named_and_can_be_brought_back():
     [text] = [event.text for event in heard if event.kind == "warn"]
     assert text == (
         "The stored profile (cpu at batch 8, 1.00e12 samples/s) was faster and made way for this one. "
-        f"'hotlap tune --resume {Path(first.path).parent}' brings it back."
+        f"'hotlap tune --resume {Path(first.path).parent.absolute()}' brings it back."
     )
     slow = read_profile(place)
     write_profile(dataclasses.replace(slow, samples_per_s=1.0), place)
@@ -239,6 +239,31 @@ def test_an_export_that_cannot_be_written_is_refused_before_the_search(folder, j
     with pytest.raises(RecordError, match=r"batch_sizes\.json' is there and cannot be read"):
         tune(config(export=folder / "deploy"))
     assert jobs_in_process == [] and not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.usefixtures("jobs_in_process")
+def test_what_was_exported_is_said(folder, mode):
+    record = tune(config(batch=4, mode=mode, arms=("cpu",), export=Path("deploy")))
+    files = {file.name for file in (folder / "deploy").iterdir()}
+    [told] = [note for note in record.notes if note.startswith("Exported ")]
+    assert {Path(name).name for name in told.removeprefix("Exported ").rstrip(".").split(", ")} == files
+    left_out = [
+        note for note in record.notes if note.startswith("A Triton config.pbtxt is written of a search --for infer")
+    ]
+    assert bool(left_out) == ("config.pbtxt" not in files) == (mode == "train")
+    assert found(record)["profile"]["record"] == str(folder / Path(record.path)), (
+        "which is found from other folders, too"
+    )
+
+
+def test_an_export_without_a_winner_is_told(folder, jobs_in_process, monkeypatch):
+    monkeypatch.setattr(tune_run.Search, "_is_right", lambda self, arm: False)
+    heard = []
+    record = tune(config(batch=4, mode="infer", export=Path("deploy")), heard.append)
+    told = "Nothing was written into deploy: there is no winner to export."
+    assert told in record.notes and told in [event.text for event in heard if event.kind == "warn"]
+    assert list((folder / "deploy").iterdir()) == []
 
 
 @pytest.mark.usefixtures("jobs_in_process")

@@ -89,8 +89,34 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         write_exports(PROFILE, rows(), ABOUT, tmp_path / "taken" / "out")
 
 
-def test_the_triton_config_holds_sizes_that_were_run(tmp_path):
+def test_settings_in_the_file_stay(tmp_path):
+    settings = {"dynamic_batching": {"enabled": True, "max_queue_delay_ms": 5}, "memory_reserve_percent": 15}
+    (tmp_path / "batch_sizes.json").write_text(json.dumps({**settings, "gpu_info": {"device_name": "old"}}))
     write_exports(PROFILE, rows(), ABOUT, tmp_path)
+    data = json.loads((tmp_path / "batch_sizes.json").read_text())
+    assert {name: data[name] for name in settings} == settings
+    assert data["gpu_info"]["device_name"] == "Fake H1"
+
+
+def test_an_entry_names_the_device_it_was_measured_on(tmp_path):
+    """gpu_info is that of the last one written."""
+    other = dataclasses.replace(PROFILE, key=dataclasses.replace(KEY, device_name="Fake A5"))
+    write_exports(other, rows(), dataclasses.replace(ABOUT, name="other"), tmp_path)
+    write_exports(PROFILE, rows(), ABOUT, tmp_path)
+    entries = json.loads((tmp_path / "batch_sizes.json").read_text())["batch_configurations"]
+    assert entries["other"]["note"].endswith(", train, run in its final form with a ragged tail of 42 on Fake A5")
+    assert entries["u-net 1"]["note"].endswith(" on Fake H1")
+
+
+def test_training_steps_make_no_configuration_of_a_server(tmp_path):
+    files = write_exports(PROFILE, rows(), ABOUT, tmp_path)
+    assert {file.name for file in files} == {
+        "batch_sizes.json", "lightning_arguments.py", "huggingface_arguments.py"
+    } == {file.name for file in tmp_path.iterdir()}  # fmt: skip
+
+
+def test_the_triton_config_holds_sizes_that_were_run(tmp_path):
+    write_exports(dataclasses.replace(PROFILE, key=dataclasses.replace(KEY, mode="infer")), rows(), ABOUT, tmp_path)
     text = (tmp_path / "config.pbtxt").read_text()
     assert 'name: "u-net_1"' in text and "max_batch_size: 64" in text and "kind: KIND_GPU" in text
     assert "preferred_batch_size: [ 32, 64 ]" in text, "128 is more than the batch chosen"
@@ -118,6 +144,27 @@ def test_the_snippets_are_python_with_the_arguments_of_each_trainer(tmp_path):
     assert "# by hand: model = model.to(memory_format=torch.channels_last)" in (
         (tmp_path / "huggingface_arguments.py").read_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("arm", "by_hand"),
+    [
+        ("cuda", ['torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32']),
+        ("cuda:tf32", ['torch.set_float32_matmul_precision("high")']),
+        ("cuda:bf16", []),
+        ("cpu", []),
+    ],
+)
+def test_lightning_is_told_which_float32_was_measured(tmp_path, arm, by_hand):
+    """The other trainer has an argument for it."""
+    write_exports(dataclasses.replace(PROFILE, arm=arm), rows(), ABOUT, tmp_path)
+    text = (tmp_path / "lightning_arguments.py").read_text()
+    assert re.findall(r"^# by hand: (.*)$", text, re.M) == by_hand
+    assert text.startswith(f"# {arm} at batch 64 --for train, found by hotlap tune on Fake H1\n")
+    face = (tmp_path / "huggingface_arguments.py").read_text()
+    assert "by hand" not in face
+    if arm.startswith("cuda"):
+        assert python_of(tmp_path / "huggingface_arguments.py")["TRAINING_ARGUMENTS"]["tf32"] is (arm == "cuda:tf32")
 
 
 def test_what_a_trainer_has_no_argument_for_is_said(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import re
 
 import pytest
@@ -276,6 +277,19 @@ def test_a_verdict_without_a_winner_says_what_was_missing():
     )
     assert isinstance(verdict, Verdict) and verdict.exit_code == 1
     assert verdict.headline == "no configuration of unet was found: no arm gives the right answer (outputs 3x off)"
+
+
+def test_what_could_not_be_judged_is_not_called_wrong():
+    why = "could not be judged: the gate process for 'x' was stopped after timeout_s = 30"
+    unknown = {name: GateRow(arm=name, passed=False, error=math.inf, why=why) for name in ("cpu", "cpu:bf16")}
+    wrong = GateRow(arm="cpu:fp16", passed=False, error=3.0, check="outputs 3, allowed 1", why="outputs 3x off")
+
+    def headline(gates):
+        return give_verdict(TuneConfig(target="x"), GOAL, [], gates, Outcome(None, None, []), "complete", "").headline
+
+    assert headline(unknown) == f"no configuration of x was found: no arm {why}"
+    mixed = headline({**unknown, "cpu:fp16": wrong})
+    assert mixed == "no configuration of x was found: no arm gives the right answer (outputs 3x off)"
 
 
 def test_the_table_of_a_search_that_ended_without_a_winner_marks_none():

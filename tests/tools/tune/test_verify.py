@@ -94,7 +94,7 @@ def test_without_a_profile_there_is_nothing_to_verify(tmp_path, monkeypatch, job
     with pytest.raises(RecordError, match=r"no tuned profile of 'conv\.py:net' for train holds here"):
         tune(config())
     assert command(["tune", "conv.py:net", "--input", "3x8x8", "--verify"]) == 2
-    assert "hotlap tune conv.py:net --for train" in capsys.readouterr().err
+    assert "'hotlap tune conv.py:net --for train --input 3x8x8' makes one" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("stored")
@@ -130,6 +130,8 @@ SEEN = {
         ("cuda:fp16+compile+cudnn_benchmark", {"tf32": False, "dtypes": ["float16", "float32"]}, []),
         ("cuda:tf32+compile+cudnn_benchmark", {"dtypes": ["bfloat16", "float32"]}, ["precision"]),
         ("cuda:tf32+compile+cudnn_benchmark", {"batches": [4, 4]}, ["batch"]),
+        ("cuda:tf32+compile+cudnn_benchmark", {"batches": []}, ["batch"]),
+        ("cuda:tf32+compile+cudnn_benchmark", {"micro": 3}, ["batch"]),
         ("cpu:threads=1+compile", {}, ["threads"]),
         ("cpu:compile+fused", {}, ["fused"]),
         ("cpu:compile+keep_memory", {}, ["keep_memory"]),
@@ -139,7 +141,6 @@ SEEN = {
         ("cpu:compile", {"num_folded": 2}, ["folded"]),
         ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": ["math", "flash"]}, ["sdpa"]),
         ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": ["flash"]}, []),
-        ("cuda:tf32+compile+cudnn_benchmark+sdpa=flash", {"sdpa": None}, []),
         ("cuda:tf32+compile+cudnn_benchmark+kernels", {"num_kernels": 0}, ["kernels"]),
         ("cuda:tf32+compile+cudnn_benchmark+kernels", {"num_kernels": 3}, []),
         ("cuda:tf32+cudnn_benchmark+recompute", {"compiled": False, "num_recomputed": 0}, ["recompute"]),
@@ -163,4 +164,17 @@ SEEN = {
 )
 def test_each_thing_that_differs_is_named(arm, change, wrong):
     found = compare(profile(dataclasses.replace(KEY), arm), {**SEEN, **change})
+    assert [check.name for check in found if check.status == "FAIL"] == wrong
+
+
+def test_a_batch_that_was_split_for_lack_of_memory_is_told():
+    found = compare(profile(arm="cuda:tf32+compile+cudnn_benchmark"), {**SEEN, "batches": [6, 3, 3], "micro": 3})
+    told = {check.name: (check.observed, check.why) for check in found}
+    assert told["batch"] == ("3, 6, split into parts of 3 for lack of memory", "expected 6")
+
+
+@pytest.mark.parametrize(("threads", "wrong"), [(8, []), (2, ["threads"])])
+def test_a_cpu_is_used_with_as_many_threads_as_it_was_measured_with(threads, wrong):
+    key = dataclasses.replace(KEY, device="cpu", cores=8)
+    found = compare(profile(key, "cpu:compile"), {**SEEN, "threads": threads})
     assert [check.name for check in found if check.status == "FAIL"] == wrong

@@ -9,6 +9,7 @@ from hotlap.base.events import Emit
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.jobs import Description
+from hotlap.records.tuned import command_for
 from hotlap.tools.bench.config import BenchConfig
 from hotlap.tools.bench.plan import default_arms
 
@@ -35,9 +36,10 @@ def with_stored_arm(config: BenchConfig, about: Description, emit: Emit) -> tupl
     profile, lines = stored_profile(question, emit)
     if profile is None:
         if asked:
+            command = command_for(config.target, config.mode, config.workload, config.input)
             raise UsageError(
                 f"arms has {STORED!r}, but no tuned profile of {config.target!r} for {config.mode} holds here",
-                remedy=" ".join([*lines, f"'hotlap tune {config.target} --for {config.mode}' makes one"]),
+                remedy=" ".join([*lines, f"{command!r} makes one"]),
             )
         return config, lines
     plain = profile.arm.partition(":")[0]

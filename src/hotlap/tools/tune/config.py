@@ -73,7 +73,7 @@ class TuneConfig:
     store: bool = True
     """Stores the profile, so that train and bench find it; it lies in the run's folder in any case."""
     export: Path | None = None
-    """Folder that gets batch_sizes.json, a Triton config.pbtxt, and snippets for Lightning and Hugging Face."""
+    """Folder that gets batch_sizes.json, snippets for Lightning and Hugging Face, and a Triton config for inference."""
     seed: int = 0
     """Decides weights and inputs."""
     runs: Path = Path("runs")

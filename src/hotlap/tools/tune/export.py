@@ -29,15 +29,19 @@ PREFERRED_SHARE = 0.95
 
 
 def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description, folder: Path) -> list[Path]:
-    """All four files, written into ``folder``; other models in a batch_sizes.json that is there already stay."""
+    """The files, written into ``folder``; whatever else a batch_sizes.json holds that is there already stays.
+
+    A server's configuration follows from passes alone: training steps, which are longer, leave it out.
+    """
     check_folder(folder)
     sizes = folder / SIZES_NAME
     texts = {
         sizes: json.dumps(batch_sizes(profile, rows, about.name, _existing(sizes)), indent=2, allow_nan=False) + "\n",
-        folder / "config.pbtxt": triton_config(profile, rows, about.name),
         folder / "lightning_arguments.py": lightning_arguments(profile, volumes=about.has_volumes),
         folder / "huggingface_arguments.py": huggingface_arguments(profile, volumes=about.has_volumes),
     }
+    if profile.key.mode == "infer":
+        texts[folder / "config.pbtxt"] = triton_config(profile, rows, about.name)
     for path, text in texts.items():
         write_atomic(path, text)
     return list(texts)
@@ -81,10 +85,12 @@ def batch_sizes(profile: TunedProfile, rows: Sequence[Row], model: str, existing
         "expected_throughput": profile.samples_per_s,
         "memory_limit_mb": _mb(profile.peak_bytes),
         "p95_latency_ms": profile.p95_ms,
-        "note": f"{profile.arm}, {profile.key.mode}, run in its final form{tail}",
+        # Entries of other models stay beside this one, and may be of another card than gpu_info.
+        "note": f"{profile.arm}, {profile.key.mode}, run in its final form{tail} on {profile.key.device_name}",
     }
     result = {"model_name": model, **chosen, "test_results": tests}
     return {
+        **existing,
         "optimization_timestamp": profile.measured_at,
         "gpu_info": {
             "device_name": profile.key.device_name,
@@ -154,6 +160,9 @@ def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
     }
     loader = {"batch_size": profile.batch}
     by_hand = _by_hand(arm, volumes)
+    by_hand += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
+    if arm.precision == "fp32" and arm.device == "cuda":
+        by_hand.append('torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32')
     by_hand += ["hotlap.measure.recompute.recompute_blocks(model)"] if arm.recompute else []
     return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, by_hand)
 
@@ -194,7 +203,6 @@ def _by_hand(arm: ArmSpec, volumes: bool) -> list[str]:
     """What the trainer has no argument for."""
     lines = [f"model = model.to(memory_format=torch.{LAST[5 if volumes else 4]})"] if arm.channels_last else []
     lines += [line for option, line in MODEL_CHANGES.items() if getattr(arm, option)]
-    lines += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
     lines += ["the optimizer with fused=True"] if arm.fused else []
     lines += [f"torch.set_num_threads({arm.threads})"] if arm.threads else []
     lines += ["hotlap.device.kept_memory.keep_memory(), before anything else"] if arm.keep_memory else []
@@ -203,7 +211,8 @@ def _by_hand(arm: ArmSpec, volumes: bool) -> list[str]:
 
 
 def _snippet(profile: TunedProfile, values: dict[str, Any], by_hand: list[str]) -> str:
-    head = f"# {profile.arm} at batch {profile.batch}, found by hotlap tune on {profile.key.device_name}"
+    what = f"{profile.arm} at batch {profile.batch} --for {profile.key.mode}"
+    head = f"# {what}, found by hotlap tune on {profile.key.device_name}"
     lines = [head, f"# torch {profile.key.torch}, {profile.measured_at}, {profile.samples_per_s:.1f} samples/s"]
     lines += [f"# by hand: {line}" for line in by_hand]
     lines += [f"{name} = {pprint.pformat(value, sort_dicts=False)}" for name, value in values.items()]

@@ -20,7 +20,7 @@ from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
 from hotlap.records.loading import FolderFor, loading
 from hotlap.records.measurement import Gate
-from hotlap.records.run import RunRecord, begin, now, save
+from hotlap.records.run import RECORD_NAME, RunRecord, begin, now, save
 from hotlap.records.tuned import (
     PROFILE_NAME,
     ProfileStore,
@@ -224,9 +224,19 @@ class _Run:
             write_profile(self.profile, self.folder / PROFILE_NAME)
             self._store(self.profile)
         self.outcome = outcome
-        if self.config.export is not None and self.profile is not None:
-            files = write_exports(self.profile, self.lab.rows, self.about, self.config.export)
-            self.notes.append(f"Exported {', '.join(str(file) for file in files)}.")
+        if self.config.export is not None:
+            self._export(self.config.export)
+
+    def _export(self, folder: Path) -> None:
+        if self.profile is None:
+            self._warn(f"Nothing was written into {folder}: there is no winner to export.")
+            return
+        files = write_exports(self.profile, self.lab.rows, self.about, folder)
+        self.notes.append(f"Exported {', '.join(str(file) for file in files)}.")
+        if self.config.mode == "train":
+            self.notes.append(
+                "A Triton config.pbtxt is written of a search --for infer: training steps say nothing of it."
+            )
 
     def _make_profile(self, outcome: Outcome) -> TunedProfile:
         assert outcome.winner is not None and outcome.confirmed is not None
@@ -248,7 +258,7 @@ class _Run:
             max_batch=max(ran),
             searched_from=self.record.started_at,
             measured_at=outcome.confirmed.at,
-            record=str(self.folder / "record.json"),
+            record=str((self.folder / RECORD_NAME).absolute()),
         )
 
     def _store(self, profile: TunedProfile) -> None:

@@ -62,7 +62,10 @@ def _beside(rows: Sequence[Row], winner: Config) -> str:
 
 def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> str:
     if gates and not any(gate.passed for gate in gates.values()):
-        return f"no arm gives the right answer ({next(iter(gates.values())).why})"
+        wrong = [gate for gate in gates.values() if gate.is_judged]
+        if not wrong:
+            return f"no arm {next(iter(gates.values())).why}"
+        return f"no arm gives the right answer ({wrong[0].why})"
     if not any(row.ok for row in rows):
         return f"no trial ran ({rows[-1].why})" if rows else "no trial ran"
     known = list(estimates(rows).values())

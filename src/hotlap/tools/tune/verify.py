@@ -18,7 +18,7 @@ from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Check, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
-from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.records.tuned import ProfileStore, TunedProfile, command_for
 from hotlap.tools.tune.config import TuneConfig
 
 WATCH = "watch"
@@ -67,7 +67,7 @@ def _find(config: TuneConfig) -> TunedProfile:
         why = [f"the one in {found.path} is stale: {'; '.join(found.stale)}"] if found.profile else []
         raise RecordError(
             "; ".join([f"no tuned profile of {config.target!r} for {config.mode} holds here", *why, *found.broken]),
-            remedy=f"'hotlap tune {config.target} --for {config.mode}' makes one",
+            remedy=f"{command_for(config.target, config.mode, config.workload, config.input)!r} makes one",
         )
     return on_device(found.profile, config.device)
 
@@ -95,9 +95,10 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
     wanted, dtypes = _DTYPES[arm.precision], seen["dtypes"]
     # A short format may leave islands of float32; plain float32 leaves none of the others.
     right = wanted in dtypes if wanted != "float32" else dtypes == ["float32"]
-    sizes = sorted(set(seen["batches"]))
+    sizes, split = sorted(set(seen["batches"])), seen.get("micro")
+    ran = ", ".join(map(str, sizes)) + (f", split into parts of {split} for lack of memory" if split else "")
     found = [
-        _check("batch", max(sizes, default=0) == profile.batch, ", ".join(map(str, sizes)), str(profile.batch)),
+        _check("batch", max(sizes, default=0) == profile.batch and not split, ran, str(profile.batch)),
         _check("precision", right, ", ".join(dtypes), wanted),
         _check("compile", seen["compiled"] == bool(arm.compile), _word(seen["compiled"]), _word(bool(arm.compile))),
     ]
@@ -110,12 +111,12 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
         why = seen.get("why_not")
         saw = f"{count} replays" if count else f"off, because {why}" if why else "off"
         found.append(_check("graph", (count > 0) == arm.graph, saw, "replays" if arm.graph else "off"))
-    return found + _option_checks(arm, seen) + _device_checks(arm, seen)
+    return found + _option_checks(arm, seen) + _device_checks(arm, profile.key.cores, seen)
 
 
 def _option_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
     found = []
-    if arm.sdpa and seen["sdpa"] is not None:
+    if arm.sdpa:
         saw = ", ".join(seen["sdpa"])
         found.append(_check("sdpa", saw == arm.sdpa, saw, arm.sdpa))
     if arm.recompute and not arm.compile:  # of a traced pass hooks see nothing again
@@ -134,15 +135,15 @@ def _option_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
     return found
 
 
-def _device_checks(arm: ArmSpec, seen: dict[str, Any]) -> list[Check]:
+def _device_checks(arm: ArmSpec, cores: int, seen: dict[str, Any]) -> list[Check]:
     found = []
     if arm.device == "cuda":
         wanted = arm.precision == "tf32"
         found.append(_check("tf32", seen["tf32"] == wanted, _word(seen["tf32"]), _word(wanted)))
         saw = seen["cudnn_benchmark"]
         found.append(_check("cudnn_benchmark", saw == arm.cudnn_benchmark, _word(saw), _word(arm.cudnn_benchmark)))
-    if arm.threads:
-        found.append(_check("threads", seen["threads"] == arm.threads, str(seen["threads"]), str(arm.threads)))
+    if threads := arm.threads or cores:
+        found.append(_check("threads", seen["threads"] == threads, str(seen["threads"]), str(threads)))
     if arm.device == "cpu":
         kept = bool(seen.get("keeps_memory"))
         found.append(_check("keep_memory", kept == arm.keep_memory, _word(kept), _word(arm.keep_memory)))
