@@ -118,13 +118,12 @@ def _all_of(watch: Watch | None, show: Callable[[], None]) -> Watch:
 
 
 def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
-    """Refuses what only one process can do: each would refine the poses of its own cameras."""
-    for name in ("poses", "exposure", "view"):
-        wanted = getattr(config, name)
-        if place is not None and place.size > 1 and wanted:
-            raise ConfigError(
-                f"{name} = {wanted} with {place.size} processes is not supported", remedy="Train in one process"
-            )
+    """Refuses what only one process can do: a pause in the browser would leave the others waiting."""
+    if config.view is not None and place is not None and place.size > 1:
+        raise ConfigError(
+            f"view = {config.view} with {place.size} processes is not supported",
+            remedy="Train in one process, or look at its checkpoints with 'hotlap splat view'",
+        )
 
 
 def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord:
