@@ -290,7 +290,8 @@ class SplatExportConfig:
     min_opacity: float = 0.0
     """Fainter splats are left out."""
     drop_bad: bool = False
-    """Splats with numbers that are not finite, or a rotation of length 0, are left out; without, they are an error."""
+    """Splats with numbers that are not finite or a rotation of length 0, and those too far out for the format, are left
+    out and counted; without, they are an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
