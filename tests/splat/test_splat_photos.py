@@ -181,6 +181,8 @@ def test_too_few_or_no_photographs_are_refused(colmap, asked, tmp_path):
 
 
 def test_settings_of_the_training_are_checked_first(colmap, asked, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.scene = 'garden' is decided here.*left out"):
+        from_photos(asked(train=True, training={"scene": "garden"}))
     with pytest.raises(ConfigError, match=r"training.preset = 'm8' has a setting of its own.*--preset"):
         from_photos(asked(train=True, training={"preset": "m8"}))
     with pytest.raises(ConfigError, match="step_count"):

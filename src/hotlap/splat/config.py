@@ -19,7 +19,7 @@ LEAST = {
     "lr_exposure": 0, "lr_poses": 0, "densify_from": 0, "densify_every": 0, "densify_until": 0, "densify_grad": 0,
     "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "prune_scale_from": 0, "reset_every": 0,
     "max_splats": 0, "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0,
-    "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
+    "ssim_weight": 0, "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
 }  # fmt: skip
 MOST = {"sh_degree": 3, "start_opacity": 0.99, "prune_opacity": 0.99, "ssim_weight": 1, "scale": 1}
 
@@ -185,7 +185,7 @@ class SplatTrainConfig:
         require_least(self, **LEAST)
         for name, most in MOST.items():
             value = getattr(self, name)
-            if not 0 <= value <= most:
+            if value > most:
                 raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at most {most:g}")
         if self.hold_out == 1:
             raise ConfigError(

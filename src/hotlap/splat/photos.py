@@ -133,9 +133,11 @@ def training_settings(config: SplatPhotosConfig) -> SplatTrainConfig | None:
     own |= {} if config.steps is None else {"steps": config.steps}
     taken = [name for name in config.training if name in own]
     if taken:
+        is_flag = hasattr(config, taken[0])
         raise ConfigError(
-            f"training.{taken[0]} = {config.training[taken[0]]!r} has a setting of its own",
-            expected=f"--{taken[0].replace('_', '-')}",
+            f"training.{taken[0]} = {config.training[taken[0]]!r} "
+            + ("has a setting of its own" if is_flag else "is decided here"),
+            expected=f"--{taken[0].replace('_', '-')}" if is_flag else "it left out",
         )
     return resolve(SplatTrainConfig, [Layer("from-photos", {**own, **config.training})]).config
 

@@ -77,6 +77,8 @@ def train_model(
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     _check_alone(config, place)
+    if config.graph and device.type != "cuda":
+        raise ConfigError(f"graph = True with device = {str(device)!r} is not valid", expected="no, or a CUDA device")
     if config.view is not None:
         require_viser()
         check_port(config.view)
