@@ -207,6 +207,11 @@ class SplatTrainConfig:
         """The cap that is in force."""
         return self.max_splats or (1_000_000 if self.strategy == "mcmc" else 6_000_000)
 
+    @property
+    def judged_by(self) -> str:
+        """The pictures that scores are of, as results name them: a training on one picture holds none out."""
+        return "held_out" if self.image_index is None else "trained_on"
+
 
 def config_with(preset: str = "default", **changes: object) -> SplatTrainConfig:
     """A preset with some settings changed, for callers in Python."""

@@ -57,8 +57,9 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
         pictures.close()
     if not scores:
         raise DataError(f"the masks of the scene {settings.scene!r} leave no pixel to judge by")
+    trained_on = config.train_views or settings.judged_by == "trained_on"
     found = {
-        "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
+        "run": config.run, "views": "train" if trained_on else "held out", "splats": len(opened.splats),
         "mean": mean_scores(scores), "lpips": "not asked for" if weights is None else why_no_lpips(weights) or NET,
         "images": [vars(score) for score in scores],
     }  # fmt: skip

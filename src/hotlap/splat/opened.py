@@ -189,7 +189,7 @@ def info(config: SplatInfoConfig, emit: Emit = ignore) -> dict[str, Any]:
     opened = open_splats(config.what, "what", emit)
     found = {"file": str(opened.file), **splats_info(opened.splats)}
     if opened.config is not None:
-        wanted = ("status", "steps", "seconds", "held_out", "background", "device")
+        wanted = ("status", "steps", "seconds", "held_out", "trained_on", "background", "device")
         found |= {"scene": opened.config.scene, "preset": opened.config.preset}
         found |= {name: opened.results[name] for name in wanted if name in opened.results}
     return found
