@@ -192,6 +192,17 @@ def test_settings_of_the_training_are_checked_first(colmap, asked, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_files_of_other_kinds_are_told(colmap, asked, scene_folder, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(scene_folder / "images", folder)
+    for name in ("b.HEIC", "a.mov", ".DS_Store"):
+        (folder / name).write_bytes(b"")
+    heard = []
+    assert from_photos(asked(folder=str(folder)), heard.append).photos == 16
+    warned = [event.text for event in heard if event.kind == "warn"]
+    assert warned == ["2 files are of no kind that is read here, and left out: 'a.mov', 'b.HEIC'"]
+
+
 def test_a_file_that_is_no_photograph_is_named(colmap, asked, scene_folder, tmp_path):
     folder = tmp_path / "photos"
     shutil.copytree(scene_folder / "images", folder)

@@ -67,6 +67,9 @@ class FromPhotos:
 def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     """The scene that was found in the photographs, and the training on it."""
     photos = find_photos(config)
+    others = other_files(Path(config.folder))
+    if others:
+        emit(events.warn(f"{len(others)} files are of no kind that is read here, and left out: {first_few(others)}"))
     settings = training_settings(config)
     out = Path(config.out)
     scene, work, seconds = out / SCENE, out / WORK, dict[str, float]()
@@ -119,6 +122,12 @@ def find_photos(config: SplatPhotosConfig) -> list[Path]:
             remedy=OVERLAP_REMEDY,
         )
     return found
+
+
+def other_files(folder: Path) -> list[str]:
+    """Names of files that are no photographs here, by name: a telephone's may be half of them."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() not in SUFFIXES and path.is_file()]
+    return sorted(path.name for path in found if not path.name.startswith("."))
 
 
 def training_settings(config: SplatPhotosConfig) -> SplatTrainConfig | None:
