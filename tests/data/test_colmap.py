@@ -256,7 +256,7 @@ def test_names_must_be_unique_and_stay_in_the_folder(folder):
 
 def test_cameras_that_are_none_are_refused(folder):
     for cameras, message in (
-        ({}, "names camera 1, which the model does not have"),
+        ({}, "names camera 1, which the model does not have. Expected a model with cameras"),
         (camera(1, 0.0, 20, 12, 8), "fx = 0.0 is no focal length"),
         (camera(1, 20, 20, float("nan"), 8), "cx = nan is no place"),
         (camera(1, 20, 20, 12, 8, width=0), "camera 1 is 0x16 pixels"),

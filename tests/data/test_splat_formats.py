@@ -305,7 +305,7 @@ def test_damaged_spz_is_named(tmp_path, content, message):
 def test_what_spz_cannot_hold_is_refused(tmp_path):
     splats = make_splats(3)
     splats.means[1, 2] = 3000
-    with pytest.raises(DataError, match="a splat lies at 3000 from the origin"):
+    with pytest.raises(DataError, match="1 of 3 splats lie too far out, one at 3000 from the origin"):
         write_splats(tmp_path / "a.spz", splats)
     with pytest.raises(DataError, match="degrees up to 3, not 4"):
         write_splats(tmp_path / "a.spz", make_splats(3, 24))

@@ -384,7 +384,7 @@ def test_what_is_no_training_is_told(tmp_path, trained):
     with pytest.raises(RecordError, match=r"no training at .*settings\.json"):
         render(SplatRenderConfig(model=str(tmp_path)))
     (tmp_path / "settings.json").write_text((trained / "settings.json").read_text())
-    with pytest.raises(RecordError, match=r"has no model\.ply"):
+    with pytest.raises(RecordError, match=r"has neither model\.ply nor a checkpoint.*--resume"):
         render(SplatRenderConfig(model=str(tmp_path)))
     with pytest.raises(ConfigError, match="no model was given"):
         render(SplatRenderConfig())

@@ -181,6 +181,8 @@ def test_too_few_or_no_photographs_are_refused(colmap, asked, tmp_path):
 
 
 def test_settings_of_the_training_are_checked_first(colmap, asked, tmp_path):
+    with pytest.raises(ConfigError, match=r"training\.scene = 'garden' is decided here.*left out"):
+        from_photos(asked(train=True, training={"scene": "garden"}))
     with pytest.raises(ConfigError, match=r"training.preset = 'm8' has a setting of its own.*--preset"):
         from_photos(asked(train=True, training={"preset": "m8"}))
     with pytest.raises(ConfigError, match="step_count"):
@@ -188,6 +190,17 @@ def test_settings_of_the_training_are_checked_first(colmap, asked, tmp_path):
     with pytest.raises(UnknownName, match="'nonsense'"):
         from_photos(asked(train=True, preset="nonsense"))
     assert not (tmp_path / "out").exists()
+
+
+def test_files_of_other_kinds_are_told(colmap, asked, scene_folder, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(scene_folder / "images", folder)
+    for name in ("b.HEIC", "a.mov", ".DS_Store"):
+        (folder / name).write_bytes(b"")
+    heard = []
+    assert from_photos(asked(folder=str(folder)), heard.append).photos == 16
+    warned = [event.text for event in heard if event.kind == "warn"]
+    assert warned == ["2 files are of no kind that is read here, and left out: 'a.mov', 'b.HEIC'"]
 
 
 def test_a_file_that_is_no_photograph_is_named(colmap, asked, scene_folder, tmp_path):

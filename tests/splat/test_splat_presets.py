@@ -80,6 +80,7 @@ def test_an_unknown_preset_is_refused():
         ({"sh_degree": 4}, "sh_degree = 4 is not valid. Expected at most 3"),
         ({"lr_colors": float("inf")}, "lr_colors = inf is not valid. Expected at least 0, and finite"),
         ({"ssim_weight": 1.5}, "ssim_weight = 1.5 is not valid"),
+        ({"ssim_weight": -0.5}, "ssim_weight = -0.5 is not valid. Expected at least 0"),
         ({"scale": 2.0}, "scale = 2 is not valid. Expected at most 1"),
         ({"hold_out": 1}, "hold_out = 1 leaves no picture to train on. Expected 0"),
         ({"start_opacity": 1.0}, "start_opacity = 1 is not valid"),

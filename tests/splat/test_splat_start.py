@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import ConfigError, DataError
 from hotlap.data.scene import Pinhole, Scene, View
 from hotlap.splat.cameras import look_at, orbit, pack_cameras, scene_extent
 from hotlap.splat.config import config_with
 from hotlap.splat.pictures import pick_views, planned_camera
 from hotlap.splat.start import start_splats
+from hotlap.splat.train import train
 
 CAMERA = Pinhole(width=40, height=30, fx=50.0, fy=50.0, cx=20.0, cy=15.0)
 UP = np.array([0.0, -1.0, 0.0])
@@ -52,6 +53,19 @@ def test_equal_points_have_splats_of_a_size():
     scene = replace(grid_scene(), points=np.zeros((64, 3), np.float32))
     start = start_splats(scene, scene.views, config_with(), extent=10.0)
     assert torch.isfinite(start["scales"]).all() and torch.allclose(start["scales"].exp(), torch.full((64, 3), 1e-4))
+
+
+@pytest.mark.parametrize("shift", [(0.0, 0.0, -90.0), (0.0, 500.0, 0.0)], ids=["behind", "beside"])
+def test_points_that_no_picture_shows_are_refused(shift):
+    """A training would draw nothing, learn nothing, and end as if all were well."""
+    scene = replace(grid_scene(), points=grid_scene().points + np.array(shift, np.float32))
+    with pytest.raises(DataError, match=r"none of the 64 points of the scene 'grid' lies within any of its 2 pictures"):
+        start_splats(scene, scene.views, config_with(), extent=10.0)
+
+
+def test_a_graph_without_a_card_is_refused(settings):
+    with pytest.raises(ConfigError, match="graph = True with device = 'cpu' is not valid"):
+        train(settings(graph=True))
 
 
 @pytest.mark.parametrize("strategy", ["adc", "mcmc", "none"])

@@ -22,9 +22,10 @@ from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
-from hotlap.splat.config import LEARNABLE, SplatEvalConfig
+from hotlap.splat.config import LEARNABLE, SplatEvalConfig, SplatInfoConfig
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.judge import psnr
+from hotlap.splat.opened import info
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.team import Alone
 from hotlap.splat.train import train, train_model
@@ -190,8 +191,12 @@ def test_a_single_picture_is_overfitted_and_its_model_saved(settings):
     config = settings("m7", steps=40, start_splats=300, lr_background=0.05, scale=1.0, sh_degree=0, log_every=40)
     done = train_model(config)
     outcome = done.record.extra["outcome"]
-    assert outcome["images"][0]["name"] == "view_000.png" and outcome["held_out"]["psnr"] > 13
+    assert outcome["images"][0]["name"] == "view_000.png" and outcome["trained_on"]["psnr"] > 13
     assert len(read_splats(Path(config.out) / MODEL)) <= 300
+    # It holds nothing out, and no score of it may be taken for one of a held-out picture.
+    assert "held_out" not in outcome and "; on its own picture PSNR 1" in done.record.verdict.headline
+    assert info(SplatInfoConfig(what=config.out))["trained_on"] == outcome["trained_on"]
+    assert evaluate(SplatEvalConfig(run=config.out, device="cpu", pictures=0, lpips=False))["views"] == "train"
 
 
 def test_a_scene_is_the_same_however_it_is_spelt_and_wherever_one_stands(settings, scene_folder, tmp_path, monkeypatch):

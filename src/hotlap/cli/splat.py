@@ -93,7 +93,9 @@ def run_export(request: Request) -> int:
 
     if request.common.dry_run:
         return _dry_run(request, [])
-    return _print_files([str(export(request.resolved.config))], request.common)
+    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+        written = export(request.resolved.config, door)
+    return _print_files([str(written)], request.common)
 
 
 def run_info(request: Request) -> int:
@@ -101,7 +103,8 @@ def run_info(request: Request) -> int:
 
     if request.common.dry_run:
         return _dry_run(request, [])
-    found = info(request.resolved.config)
+    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
+        found = info(request.resolved.config, door)
     if request.common.json:
         _print_json(found)
         return EXIT_OK

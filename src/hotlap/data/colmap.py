@@ -184,8 +184,9 @@ def _posed(model: ColmapModel, image: ColmapImage, picture: Path, mask: Path | N
     if image.camera_id not in model.cameras:
         raise DataError(
             f"image {image.name!r} names camera {image.camera_id}, which the model does not have",
-            expected=f"one of {first_few([str(number) for number in sorted(model.cameras)], 8)}",
-        )
+            expected=f"one of {first_few([str(number) for number in sorted(model.cameras)], 8)}"
+            if model.cameras else "a model with cameras",
+        )  # fmt: skip
     camera = model.cameras[image.camera_id]
     return Posed(
         name=image.name, image=picture, mask=mask, camera_from_world=pose_of(image),

@@ -32,6 +32,8 @@ _MOST_RATIO = 1100
 _COLOR_SCALE = 0.15
 _FRACTION_BITS = 12
 _MOST_FIXED = (1 << 23) - 1
+REACH = _MOST_FIXED / (1 << _FRACTION_BITS)
+"""The largest coordinate of a centre that is written."""
 _ANTIALIASED, _HAS_EXTENSIONS = 1, 2
 """Flags of the header; with the second, records of other programs follow the splats, and are left alone."""
 SH_BITS = (5, 4)
@@ -207,13 +209,15 @@ def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bit
 
 def _encode(splats: Splats, sh_bits: tuple[int, int]) -> list[bytes]:
     num = len(splats)
-    fixed = np.round(np.ldexp((splats.means * FLIP_AXES).astype(np.float64), _FRACTION_BITS))
-    if num and np.abs(fixed).max() > _MOST_FIXED:
+    away = np.abs(splats.means).max(1, initial=0.0)
+    far = int((away > REACH).sum())
+    if far:
         raise DataError(
-            f"a splat lies at {np.abs(splats.means).max():.6g} from the origin along an axis",
-            expected=f"at most {_MOST_FIXED / (1 << _FRACTION_BITS):.6g}, which is as far as spz reaches",
-            remedy="Remove far splats, or write PLY",
+            f"{far} of {num} splats lie too far out, one at {away.max():.6g} from the origin along an axis",
+            expected=f"at most {REACH:.6g}, which is as far as spz reaches",
+            remedy="Leave them out (--drop-bad of an export), or write PLY",
         )
+    fixed = np.round(np.ldexp((splats.means * FLIP_AXES).astype(np.float64), _FRACTION_BITS))
     whole = fixed.astype(np.int64)
     places = np.stack([whole >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)
     colors = to_steps(splats.sh0.astype(np.float64) * _COLOR_SCALE + 0.5, 255).astype(np.uint8)

@@ -136,6 +136,15 @@ def write_splats(path: Path | str, splats: Splats) -> None:
         raise DataError(f"file {str(file)!r} does not say what it is to be", expected=f"a name in {', '.join(FORMATS)}")
 
 
+def beyond(path: Path | str, splats: Splats) -> np.ndarray:  # [N] bool
+    """Which splats lie farther from the origin than a file of the kind that a name ends in reaches."""
+    from hotlap.data.splat_spz import REACH
+
+    if Path(path).suffix.lower() != ".spz":
+        return np.zeros(len(splats), dtype=bool)
+    return np.asarray(np.abs(splats.means).max(1, initial=0.0) > REACH)
+
+
 def _first_bytes(path: Path) -> bytes:
     from hotlap.data.file_bytes import unreadable
 

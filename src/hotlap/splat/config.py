@@ -19,7 +19,7 @@ LEAST = {
     "lr_exposure": 0, "lr_poses": 0, "densify_from": 0, "densify_every": 0, "densify_until": 0, "densify_grad": 0,
     "split_scale": 0, "split_sigma": 0, "prune_opacity": 0, "prune_scale": 0, "prune_scale_from": 0, "reset_every": 0,
     "max_splats": 0, "noise": 0, "opacity_weight": 0, "scale_weight": 0, "eval_every": 0, "checkpoint_every": 0,
-    "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
+    "ssim_weight": 0, "log_every": 1, "keep": 1, "abort_psnr_drop": 0, "abort_growth": 0, "pictures": 0,
 }  # fmt: skip
 MOST = {"sh_degree": 3, "start_opacity": 0.99, "prune_opacity": 0.99, "ssim_weight": 1, "scale": 1}
 
@@ -185,7 +185,7 @@ class SplatTrainConfig:
         require_least(self, **LEAST)
         for name, most in MOST.items():
             value = getattr(self, name)
-            if not 0 <= value <= most:
+            if value > most:
                 raise ConfigError(f"{name} = {value:g} is not valid", expected=f"at most {most:g}")
         if self.hold_out == 1:
             raise ConfigError(
@@ -206,6 +206,11 @@ class SplatTrainConfig:
     def most_splats(self) -> int:
         """The cap that is in force."""
         return self.max_splats or (1_000_000 if self.strategy == "mcmc" else 6_000_000)
+
+    @property
+    def judged_by(self) -> str:
+        """The pictures that scores are of, as results name them: a training on one picture holds none out."""
+        return "held_out" if self.image_index is None else "trained_on"
 
 
 def config_with(preset: str = "default", **changes: object) -> SplatTrainConfig:
@@ -290,7 +295,8 @@ class SplatExportConfig:
     min_opacity: float = 0.0
     """Fainter splats are left out."""
     drop_bad: bool = False
-    """Splats with numbers that are not finite, or a rotation of length 0, are left out; without, they are an error."""
+    """Splats with numbers that are not finite or a rotation of length 0, and those too far out for the format, are left
+    out and counted; without, they are an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

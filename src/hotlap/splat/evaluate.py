@@ -33,7 +33,7 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     weights = config.lpips_weights if config.lpips else None
     if config.lpips_weights and (reason := why_no_lpips(config.lpips_weights)):
         raise ConfigError(f"lpips_weights = {config.lpips_weights!r} cannot be used: {reason}")
-    opened, device = open_splats(config.run, "run"), get_device(config.device)
+    opened, device = open_splats(config.run, "run", emit), get_device(config.device)
     assert opened.folder is not None
     settings = opened.settings(config.scene)
     train, held_out = split_views(open_scene(settings), settings)
@@ -51,14 +51,15 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
         except OSError as error:
             raise StorageError(f"cannot make {str(folder)!r}: {error.strerror or error}", remedy=REMEDY) from error
         with torch.no_grad():
-            model = opened.model(device)
+            model = opened.model(device, config.scene)
             scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=weights, emit=emit)
     finally:
         pictures.close()
     if not scores:
         raise DataError(f"the masks of the scene {settings.scene!r} leave no pixel to judge by")
+    trained_on = config.train_views or settings.judged_by == "trained_on"
     found = {
-        "run": config.run, "views": "train" if config.train_views else "held out", "splats": len(opened.splats),
+        "run": config.run, "views": "train" if trained_on else "held out", "splats": len(opened.splats),
         "mean": mean_scores(scores), "lpips": "not asked for" if weights is None else why_no_lpips(weights) or NET,
         "images": [vars(score) for score in scores],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trained splats found again: by the folder of their training, or as a file."""
+"""Trained splats found again: by the folder of their training, over or not, or as a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Any
 
 import torch
 
+from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.events import Emit, ignore
 from hotlap.base.settings import Layer, resolve
 from hotlap.data.colmap import find_model
 from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
 from hotlap.data.transforms import find_transforms
-from hotlap.splat.begun import SETTINGS, read_settings
-from hotlap.splat.config import FIELDS, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
+from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.splat.begun import CHECKPOINTS, SETTINGS, read_settings
+from hotlap.splat.config import FIELDS, LEARNABLE, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
 from hotlap.splat.guard import medians
 from hotlap.splat.judge import Model
-from hotlap.splat.outcome import MODEL, RESULTS, as_model
-from hotlap.splat.stage import DRAWN, drawn_folder
+from hotlap.splat.outcome import MODEL, RESULTS, as_model, as_splats, sound
+from hotlap.splat.stage import DRAWN, drawn_folder, open_scene
+from hotlap.splat.trainer import is_white
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,10 +37,18 @@ class Opened:
     folder: Path | None = None
     config: SplatTrainConfig | None = None
     results: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_over: bool = True
+    """Whether the splats are those at the end of the training; without, its newest checkpoint's."""
 
-    def model(self, device: torch.device) -> Model:
-        """Ready to be drawn; a training's background and antialiasing come with it."""
-        plain = as_model(self.splats, device, self.results.get("background"))
+    def model(self, device: torch.device, scene: str = "") -> Model:
+        """Ready to be drawn; a training's background and antialiasing come with it.
+
+        What lies behind one that is not over may be known by its scene alone, of which ``scene`` is another place.
+        """
+        behind = self.results.get("background")
+        if behind is None and self.config is not None and not self.is_over:
+            behind = [1.0] * 3 if is_white(self.config, open_scene(self.settings(scene))) else None
+        plain = as_model(self.splats, device, behind)
         return dataclasses.replace(plain, antialiased=self.config.antialiased) if self.config else plain
 
     def settings(self, scene: str = "") -> SplatTrainConfig:
@@ -51,8 +63,8 @@ class Opened:
         return dataclasses.replace(self.config, scene=place)
 
 
-def open_splats(where: str, what: str = "model") -> Opened:
-    """The splats of a training's folder, or of a file."""
+def open_splats(where: str, what: str = "model", emit: Emit = ignore) -> Opened:
+    """The splats of a training's folder, or of a file; those of a training that is not over are told of."""
     if not where:
         raise ConfigError(f"no {what} was given", remedy="Name the folder of a training, or a file of splats")
     path = Path(where)
@@ -60,9 +72,42 @@ def open_splats(where: str, what: str = "model") -> Opened:
         config = read_config(path)
         file = path / MODEL
         if not file.is_file():
-            raise RecordError(f"the training in {str(path)!r} has no {MODEL}", remedy="Let it end: --resume goes on")
+            return _open_checkpoint(path, config, emit)
         return Opened(splats=read_splats(file), file=file, folder=path, config=config, results=_results(path))
     return Opened(splats=read_splats(path), file=path)
+
+
+def _open_checkpoint(folder: Path, config: SplatTrainConfig, emit: Emit) -> Opened:
+    """The newest splats of a training that still runs or was interrupted."""
+    store = CheckpointStore(folder / CHECKPOINTS, warn=lambda text: emit(events.warn(text)))
+    found = store.load("latest") if store.steps() else None
+    if found is None:
+        raise RecordError(
+            f"the training in {str(folder)!r} has neither {MODEL} nor a checkpoint",
+            remedy="Wait for its first checkpoint, or let it end: --resume goes on",
+        )
+    emit(events.warn(f"the training in {str(folder)!r} is not over: its splats are those of step {found.step}"))
+    model = sound(checkpoint_model(found.state, config, torch.device("cpu"), config.background == "white"))
+    results: dict[str, Any] = {"status": "not over", "steps": found.step, "seconds": found.state["seconds"]}
+    if model.background is not None:
+        results["background"] = model.background[0].tolist()
+    return Opened(
+        splats=as_splats(model), file=found.path, folder=folder, config=config, results=results, is_over=False
+    )
+
+
+def checkpoint_model(state: dict[str, Any], config: SplatTrainConfig, device: torch.device, white: bool) -> Model:
+    """The splats of a checkpoint, to be drawn on white or, if it has not learned another colour, on black."""
+    arrays = state["state"]["arrays"]
+    behind = torch.sigmoid(state["beside"]["background"]["logits"]) if "background" in state["beside"] else None
+    if white:
+        behind = torch.ones(1, 3)
+    return Model(
+        params={name: arrays[name].to(device).contiguous() for name in LEARNABLE},
+        background=None if behind is None else behind.to(device),
+        antialiased=config.antialiased,
+        sh_degree=min(config.sh_degree, max(0, state["step"] - 1) // config.sh_every),
+    )
 
 
 def _is_sog(path: Path) -> bool:
@@ -97,18 +142,22 @@ def _results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def export(config: SplatExportConfig) -> Path:
+def export(config: SplatExportConfig, emit: Emit = ignore) -> Path:
     """The file that was written, in the format its name asks for."""
-    from hotlap.data.splats import write_splats
+    from hotlap.data.splats import beyond, write_splats
 
     if not config.out:
         raise ConfigError("no out was given", remedy="Name the file to write, as --out scene.spz")
-    opened = open_splats(config.model)
+    opened = open_splats(config.model, emit=emit)
     splats = opened.splats
     if opened.config is not None:  # the model of an older training does not say it itself
         splats = dataclasses.replace(splats, antialiased=opened.config.antialiased)
     if config.drop_bad:
-        splats = splats.take(~splats.bad())
+        bad, far = splats.bad(), beyond(config.out, splats)
+        for lost, why in ((bad, "cannot be drawn"), (far & ~bad, "lie farther out than the file reaches")):
+            if lost.any():
+                emit(events.warn(f"{int(lost.sum())} of {len(splats)} splats, which {why}, are left out"))
+        splats = splats.take(~(bad | far))
     if config.min_opacity:
         if not 0 < config.min_opacity < 1:
             raise ConfigError(f"min_opacity = {config.min_opacity:g} is not valid", expected="0 to below 1")
@@ -125,7 +174,7 @@ def export(config: SplatExportConfig) -> Path:
     return Path(config.out)
 
 
-def info(config: SplatInfoConfig) -> dict[str, Any]:
+def info(config: SplatInfoConfig, emit: Emit = ignore) -> dict[str, Any]:
     """What a scene, a training or a file of splats holds, by name."""
     if not config.what:
         raise ConfigError("nothing was named", remedy="Name a scene, the folder of a training or a file of splats")
@@ -137,10 +186,10 @@ def info(config: SplatInfoConfig) -> dict[str, Any]:
     for name, value in (("images", config.images), ("factor", config.factor)):
         if value not in ("images", None):
             raise ConfigError(f"{name} = {value!r} with what = {config.what!r}", expected="the folder of a scene")
-    opened = open_splats(config.what, "what")
+    opened = open_splats(config.what, "what", emit)
     found = {"file": str(opened.file), **splats_info(opened.splats)}
     if opened.config is not None:
-        wanted = ("status", "steps", "seconds", "held_out", "background", "device")
+        wanted = ("status", "steps", "seconds", "held_out", "trained_on", "background", "device")
         found |= {"scene": opened.config.scene, "preset": opened.config.preset}
         found |= {name: opened.results[name] for name in wanted if name in opened.results}
     return found

@@ -51,9 +51,10 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
         scores = judge_all(
             model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips="", emit=emit
         )
-        outcome |= {"held_out": mean_scores(scores), "images": [vars(score) for score in scores]}
+        mean = mean_scores(scores)
+        outcome |= {trainer.config.judged_by: mean, "images": [vars(score) for score in scores]}
         outcome["lpips"] = why_no_lpips() or NET
-        _log_last(folder, trainer, outcome["held_out"])
+        _log_last(folder, trainer, mean)
     draw_curves(folder / CURVES, read_journal(folder))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)
     return outcome

@@ -67,6 +67,9 @@ class FromPhotos:
 def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     """The scene that was found in the photographs, and the training on it."""
     photos = find_photos(config)
+    others = other_files(Path(config.folder))
+    if others:
+        emit(events.warn(f"{len(others)} files are of no kind that is read here, and left out: {first_few(others)}"))
     settings = training_settings(config)
     out = Path(config.out)
     scene, work, seconds = out / SCENE, out / WORK, dict[str, float]()
@@ -121,6 +124,12 @@ def find_photos(config: SplatPhotosConfig) -> list[Path]:
     return found
 
 
+def other_files(folder: Path) -> list[str]:
+    """Names of files that are no photographs here, by name: a telephone's may be half of them."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() not in SUFFIXES and path.is_file()]
+    return sorted(path.name for path in found if not path.name.startswith("."))
+
+
 def training_settings(config: SplatPhotosConfig) -> SplatTrainConfig | None:
     """The settings of the training, checked before anything takes time; None where none is wanted."""
     if not config.train:
@@ -133,9 +142,11 @@ def training_settings(config: SplatPhotosConfig) -> SplatTrainConfig | None:
     own |= {} if config.steps is None else {"steps": config.steps}
     taken = [name for name in config.training if name in own]
     if taken:
+        is_flag = hasattr(config, taken[0])
         raise ConfigError(
-            f"training.{taken[0]} = {config.training[taken[0]]!r} has a setting of its own",
-            expected=f"--{taken[0].replace('_', '-')}",
+            f"training.{taken[0]} = {config.training[taken[0]]!r} "
+            + ("has a setting of its own" if is_flag else "is decided here"),
+            expected=f"--{taken[0].replace('_', '-')}" if is_flag else "it left out",
         )
     return resolve(SplatTrainConfig, [Layer("from-photos", {**own, **config.training})]).config
 

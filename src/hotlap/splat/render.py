@@ -52,10 +52,10 @@ class Shot:
 
 def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     """The files that were written: PNG files, or one video or GIF."""
-    opened, device = open_splats(config.model), get_device(config.device)
+    opened, device = open_splats(config.model, emit=emit), get_device(config.device)
     out = Path(config.out) if config.out else (opened.folder or Path()) / "renders"
     shots = _sized(find_shots(config, opened, out), config)
-    model = opened.model(device)
+    model = opened.model(device, config.scene)
     if config.background != "auto":
         behind = [1.0, 1.0, 1.0] if config.background == "white" else None
         model = dataclasses.replace(as_model(opened.splats, device, behind), antialiased=model.antialiased)

@@ -28,6 +28,10 @@ class SmallAdam:
             table.index_copy_(0, which, row)
         return first / (1 - BETA1**made) / ((second / (1 - BETA2**made)).sqrt() + EPS)
 
+    def tables(self) -> list[Tensor]:
+        """All that it knows, a row a view."""
+        return [self.first, self.second, self.steps]
+
     def state_dict(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).cpu().clone() for name in ("first", "second", "steps")}
 
@@ -93,6 +97,10 @@ class Exposure:
         self.table.index_copy_(0, which, row - self.rate * (self._adam.step(which, slope) + self.PULL * row))
         return grad * gain
 
+    def tables(self) -> list[Tensor]:
+        """All that a step changes, a row a view."""
+        return [self.table, *self._adam.tables()]
+
     def state_dict(self) -> dict[str, Any]:
         return {"table": self.table.cpu().clone(), "adam": self._adam.state_dict()}
 
@@ -115,6 +123,10 @@ class Poses:
         twist = torch.nan_to_num(pose_gradient(pose[0], grad[0]), 0.0, 0.0, 0.0)[None]
         move = -self.rate * self.units * self._adam.step(which, twist * self.units)
         self.viewmats.index_copy_(0, which, moved_pose(pose[0], move[0])[None])
+
+    def tables(self) -> list[Tensor]:
+        """All that a step changes, a row a view."""
+        return [self.viewmats, *self._adam.tables()]
 
     def state_dict(self) -> dict[str, Any]:
         return {"viewmats": self.viewmats.cpu().clone(), "adam": self._adam.state_dict()}

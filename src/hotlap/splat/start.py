@@ -31,6 +31,13 @@ def start_splats(scene: Scene, views: tuple[View, ...], config: SplatTrainConfig
         if len(points) < len(scene.points):
             where += f", of which the picture {views[0].name!r} shows {len(points)}"
         raise DataError(where, expected=f"at least {MIN_POINTS}, from structure from motion")
+    if not any(_seen(points, view).any() for view in views):  # nothing would be drawn, and so nothing learned
+        raise DataError(
+            f"none of the {len(points)} points of the scene {str(scene.folder)!r} lies within any of its "
+            f"{len(views)} pictures",
+            expected="points and cameras of one reconstruction",
+            remedy="Take both from the same folder; without points some are drawn at random",
+        )
     most = min(config.start_splats or config.most_splats, config.most_splats)
     if len(points) > most:
         chosen = np.random.default_rng(config.seed).permutation(len(points))[:most]

@@ -71,6 +71,10 @@ class Beside:
         named = {"background": self.background, "exposure": self.exposure, "poses": self.poses}
         return {name: part for name, part in named.items() if part is not None}
 
+    def by_view(self) -> list[Tensor]:
+        """What each step changes of one view's own, a row a view."""
+        return [table for part in (self.exposure, self.poses) if part is not None for table in part.tables()]
+
 
 class TrainStep:
     """Makes steps on one state; ``frames`` by picture size."""

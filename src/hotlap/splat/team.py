@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -24,6 +25,9 @@ class Team(Protocol):
     def share_stats(self, state: SplatState) -> None:
         """Densification's statistics become those of all cameras, in every process."""
 
+    def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """The row of its own view that each process has changed becomes everybody's; ``numbers`` are all views."""
+
     def mean(self, value: float) -> float:
         """The mean over all processes."""
 
@@ -38,6 +42,9 @@ class Alone:
 
     def share_stats(self, state: SplatState) -> None:
         """Nothing: they are all there are."""
+
+    def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """Nothing: there is nobody else."""
 
     def mean(self, value: float) -> float:
         return value
@@ -54,7 +61,7 @@ class Together:
 
     def reduce(self, grads: dict[str, Tensor], visible: Tensor) -> None:
         for name, grad in grads.items():
-            if name not in ("means2d", "means2d_abs", "viewmats"):  # statistics and poses are each camera's own
+            if name not in ("means2d", "means2d_abs", "viewmats"):  # statistics and poses are each view's own
                 dist.all_reduce(grad)
                 grad.div_(self.size)
         dist.all_reduce(visible.view(torch.uint8), dist.ReduceOp.MAX)
@@ -63,6 +70,16 @@ class Together:
         for name in ("stats.grad", "stats.count", "stats.world"):
             dist.all_reduce(state[name])
         state["stats.world"].div_(self.size)  # it is divided by steps, not by how often a splat was seen
+
+    def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        if not tables:
+            return
+        own = torch.cat([table[numbers[self.rank]].flatten() for table in tables])
+        rows = [torch.empty_like(own) for _ in numbers]
+        dist.all_gather(rows, own)
+        for number, row in zip(numbers, rows, strict=True):  # two of the same view have made the same step
+            for table, part in zip(tables, row.split([table[0].numel() for table in tables]), strict=True):
+                table[number] = part.view(table.shape[1:])
 
     def mean(self, value: float) -> float:
         total = torch.tensor([value], dtype=torch.float64, device=self.device)

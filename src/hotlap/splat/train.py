@@ -40,6 +40,8 @@ from hotlap.splat.trainer import Trainer, next_stop
 from hotlap.splat.viewer import check_port, require_viser
 
 AT_ONCE = "Stopped at once; --resume goes on from the last checkpoint."
+OWN = "on its own picture"
+"""What is told of the scores of a training on one picture, which holds none out."""
 SAVE_EVERY_S = 120.0
 """Between checkpoints, where no number of steps is asked for."""
 LEAVE_S = 10.0
@@ -77,6 +79,8 @@ def train_model(
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     _check_alone(config, place)
+    if config.graph and device.type != "cuda":
+        raise ConfigError(f"graph = True with device = {str(device)!r} is not valid", expected="no, or a CUDA device")
     if config.view is not None:
         require_viser()
         check_port(config.view)
@@ -118,13 +122,12 @@ def _all_of(watch: Watch | None, show: Callable[[], None]) -> Watch:
 
 
 def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
-    """Refuses what only one process can do: each would refine the poses of its own cameras."""
-    for name in ("poses", "exposure", "view"):
-        wanted = getattr(config, name)
-        if place is not None and place.size > 1 and wanted:
-            raise ConfigError(
-                f"{name} = {wanted} with {place.size} processes is not supported", remedy="Train in one process"
-            )
+    """Refuses what only one process can do: a pause in the browser would leave the others waiting."""
+    if config.view is not None and place is not None and place.size > 1:
+        raise ConfigError(
+            f"view = {config.view} with {place.size} processes is not supported",
+            remedy="Train in one process, or look at its checkpoints with 'hotlap splat view'",
+        )
 
 
 def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord:
@@ -250,7 +253,8 @@ class Keeper:
         if journal is not None and scores:
             journal.log(step, epoch, "eval", scores)
         if scores:
-            self.emit(events.note(f"step {step}: held-out " + _figures(scores)))
+            whose = "held-out" if self.config.judged_by == "held_out" else OWN
+            self.emit(events.note(f"step {step}: {whose} {_figures(scores)}"))
             trainer.guard.check_psnr(scores["psnr"], step)
         return scores
 
@@ -310,7 +314,9 @@ def _verdict(trainer: Trainer, status: str, outcome: dict[str, Any], stopped_at:
     steps, seconds = stopped_at or (trainer.step, trainer.seconds)
     parts = [f"{steps} steps in {format_s(seconds)}"]
     parts += [f"the model is that of step {trainer.step}"] if trainer.step < steps else []
-    parts += [_figures(outcome.get("held_out", {})), f"{outcome.get('splats', trainer.state.count)} splats"]
+    parts += [_figures(outcome.get("held_out", {}))]
+    parts += [f"{OWN} {_figures(outcome['trained_on'])}"] if outcome.get("trained_on") else []
+    parts += [f"{outcome.get('splats', trainer.state.count)} splats"]
     done = {"complete": "trained "}.get(status, f"{status} after ")
     headline = done + "; ".join(part for part in parts if part)
     code = {"complete": 0, "interrupted": 130}.get(status, 1)

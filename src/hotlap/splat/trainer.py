@@ -98,6 +98,9 @@ class Trainer:
         key = (*self.stage.cameras.sizes[number], self.level_at(self.step, self.stage.cameras.sizes[number]))
         self.train_step.put(key, number, picture.image, picture.mask)
         self.steps(key, self.train_step.degree_at(self.step), number)
+        if self.team.size > 1:
+            numbers = [self.camera_at(place - self.team.rank + n) for n in range(self.team.size)]
+            self.team.share_views(self.beside.by_view(), numbers)
         self.shown = key
         self.step += 1
 

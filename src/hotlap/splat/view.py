@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,9 +16,9 @@ from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.journal import read_journal
 from hotlap.splat.begun import CHECKPOINTS, SETTINGS
-from hotlap.splat.config import LEARNABLE, SplatRenderConfig, SplatTrainConfig, SplatViewConfig
+from hotlap.splat.config import SplatRenderConfig, SplatViewConfig
 from hotlap.splat.judge import Model
-from hotlap.splat.opened import open_splats, read_config
+from hotlap.splat.opened import checkpoint_model, open_splats, read_config
 from hotlap.splat.outcome import CAMERAS, MODEL
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.render import find_shots, read_named
@@ -137,20 +136,6 @@ class Running:
         white = is_white(self._config, self._scene)
         self._model, self._step = checkpoint_model(found.state, self._config, self._device, white), found.step
         return True
-
-
-def checkpoint_model(state: dict[str, Any], config: SplatTrainConfig, device: torch.device, white: bool) -> Model:
-    """The splats of a checkpoint, to be drawn on white or, if it has not learned another colour, on black."""
-    arrays = state["state"]["arrays"]
-    behind = torch.sigmoid(state["beside"]["background"]["logits"]) if "background" in state["beside"] else None
-    if white:
-        behind = torch.ones(1, 3)
-    return Model(
-        params={name: arrays[name].to(device).contiguous() for name in LEARNABLE},
-        background=None if behind is None else behind.to(device),
-        antialiased=config.antialiased,
-        sh_degree=min(config.sh_degree, max(0, state["step"] - 1) // config.sh_every),
-    )
 
 
 def _last_psnr(folder: Path) -> str:
