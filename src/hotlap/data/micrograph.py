@@ -31,7 +31,7 @@ from hotlap.data.tiff import (
     PHOTOMETRIC,
     PLANAR,
     Page,
-    pages_in,
+    picture_pages,
 )
 
 SUFFIXES = (*USUAL, ".gif")
@@ -112,7 +112,7 @@ def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
     """The samples of a picture whose values are numbers, as labels are: a palette's are its places, not its colours."""
     try:
         if content[:4] in _TIFF:
-            page, *others = pages_in(content, path)
+            (_, page), *others = picture_pages(content, path)
             if others:
                 raise ValueError(f"it has {1 + len(others)} pages")
             _check_size(page.width, page.height, MOST_PIXELS)
@@ -194,9 +194,9 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
 def _read_tiff(
     content: bytes, path: Path, most_pixels: int, skip: frozenset[int], hear: Hear | None
 ) -> Iterator[Picture]:
-    pages = list(pages_in(content, path))
+    pages = picture_pages(content, path)
     several = len(pages) > 1
-    for number, page in enumerate(pages):
+    for number, page in pages:
         if number in skip:
             continue
         try:
