@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from hotlap.data.micrograph import pictures_in, read_pictures
+from hotlap.data.micrograph import numbers_in, pictures_in, read_pictures
 from hotlap.data.picture_file import UnreadablePicture
 from hotlap.data.png16 import read_png16
 from hotlap.data.tiff import write_tiff
@@ -140,6 +141,38 @@ def test_a_second_grey_channel_is_dropped_only_if_it_is_alpha(tmp_path, extra, i
         return
     with pytest.raises(UnreadablePicture, match=r"a\.tif.*2 channels, neither of which is said to be alpha"):
         one(path)
+
+
+def pyramid(path, *pages):
+    """Pages in one chain, as slide scanners and preview makers write them: the picture, and what belongs to it."""
+    tifffile = pytest.importorskip("tifffile")
+    with tifffile.TiffWriter(path) as file:
+        for pixels, kind in pages:
+            kinds = {"photometric": "mask" if kind & 4 else "minisblack", "subfiletype": kind}
+            file.write(pixels, **kinds, metadata=None)
+
+
+def test_smaller_copies_and_masks_are_no_pictures(tmp_path):
+    """Their objects were counted once more in each of them."""
+    whole = np.arange(64 * 48, dtype=np.uint16).reshape(48, 64)
+    half, quarter, mask = whole[::2, ::2], whole[::4, ::4], np.full((48, 64), True)
+    pyramid(tmp_path / "slide.tif", (whole, 0), (half, 1), (quarter, 1), (mask, 4), (half > 9, 5))
+    (one,) = read_pictures(tmp_path / "slide.tif")
+    assert (one.name, one.page, one.num_pages) == ("slide", None, 1)
+    np.testing.assert_array_equal(one.pixels[..., 0], whole)
+    np.testing.assert_array_equal(numbers_in((tmp_path / "slide.tif").read_bytes(), Path("slide.tif"))[..., 0], whole)
+    pyramid(tmp_path / "two.tif", (whole, 2), (half, 1), (whole + 1, 2), (half, 1))
+    found = list(read_pictures(tmp_path / "two.tif"))
+    assert [(p.name, p.num_pages) for p in found] == [("two_page0000", 2), ("two_page0002", 2)]
+    np.testing.assert_array_equal(found[1].pixels[..., 0], whole + 1)
+
+
+def test_pages_that_are_called_smaller_and_are_not_are_pictures(tmp_path):
+    whole = np.arange(64 * 48, dtype=np.uint16).reshape(48, 64)
+    pyramid(tmp_path / "a.tif", (whole, 1), (whole, 1))
+    pyramid(tmp_path / "b.tif", (whole, 0), (whole, 1))
+    for name in ("a.tif", "b.tif"):
+        assert [p.page for p in read_pictures(tmp_path / name)] == [0, 1]
 
 
 def test_pages_are_pictures_with_names(tmp_path):

@@ -57,6 +57,15 @@ def test_bad_data_stops_the_run_unless_told_otherwise(tmp_path):
         train(tmp_path, Tiny(num_train=12, bad=tuple(range(12))), on_bad_sample="skip")
 
 
+def test_an_evaluation_of_nothing_has_no_scores(tmp_path):
+    """They would be those of no picture: a loss of 0, and whatever the metrics make of nothing."""
+    with pytest.raises(DataError, match=r"all 20 samples of the evaluation data are bad. bad_samples.txt says why"):
+        train(tmp_path, Tiny(bad_eval=tuple(range(20))), epochs=1, on_bad_sample="skip")
+    listed = (tmp_path / "bad_samples.txt").read_text().splitlines()
+    assert len(listed) == 20 and listed[3] == "eval\t3\trows/3\tits bytes are gone"
+    assert not [row for row in read_journal(tmp_path) if row.split == "eval"]
+
+
 class Explodes(Tiny):
     """Its loss is no number from the given call on."""
 

@@ -23,6 +23,7 @@ from bright import as_picture, bright_predictor, discs
 from PIL import Image
 
 from hotlap.base.errors import EnvironmentUnusable, StorageError
+from hotlap.data import micrograph
 from hotlap.data.object_table import read_csv
 from hotlap.measure.nursery import can_fork
 from hotlap.segment import picture_processes
@@ -34,7 +35,7 @@ from hotlap.segment.picture_processes import PictureProcesses
 from hotlap.segment.predict import ManyConfig
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
-from hotlap.segment.reading import Bad, Loaded, Reading
+from hotlap.segment.reading import Bad, Finished, Loaded, Reading
 from hotlap.segment.targets import MAPS
 
 pytest.importorskip("numba")
@@ -254,6 +255,51 @@ def test_a_file_that_kills_twice_is_named_and_the_next_one_is_read(folder, share
     ((bad,), (good,)) = (list(shared.read(reading, name, folder / f"{name}.png")) for name in "34")
     assert bad.path.name == "3.png" and "2 processes died while they read it" in bad.reason
     np.testing.assert_array_equal(good.picture, normalise(as_picture(TRUTH)[..., :1]))
+
+
+FOLLOWS_FIRST = "2 processes died while they read what follows 'stack_page0000'"
+
+
+@pytest.mark.parametrize(
+    ("killers", "found"),
+    [
+        ({0}, ["2 processes died while they read it", "stack_page0001", "stack_page0002", "stack_page0003"]),
+        ({1}, ["stack_page0000", FOLLOWS_FIRST, "stack_page0002", "stack_page0003"]),
+        ({3}, ["stack_page0000", "stack_page0001", "stack_page0002", "they read what follows 'stack_page0002'"]),
+        ({0, 2}, ["they read it", "stack_page0001", "they read what follows 'stack_page0001'", "stack_page0003"]),
+        ({1, 2}, ["stack_page0000", FOLLOWS_FIRST, "2 processes died while they read the rest of it"]),
+    ],
+)
+def test_a_page_that_kills_twice_costs_no_other(folder, shared, reading, monkeypatch, killers, found):
+    """Two in a row do: it may be the file that kills, and would once more for each of its pages."""
+    picture = Image.fromarray(as_picture(TRUTH)[..., 0])
+    picture.save(folder / "stack.tif", save_all=True, append_images=[picture] * 3)
+    at, ask, number = 0, picture_processes._Seat.ask, len(living_forks(shared)) + 1
+
+    def asked(self, question):
+        nonlocal at
+        at = at + 1 if question is None else question[2]
+        if at in killers:
+            kill_fork(shared, number)
+        return ask(self, question)
+
+    monkeypatch.setattr(picture_processes._Seat, "ask", asked)
+    items = list(shared.read(reading, "stack", folder / "stack.tif"))
+    said = [item.reason if isinstance(item, Bad) else item.name for item in items]
+    assert len(said) == len(found) and all(words in text for text, words in zip(said, found, strict=True)), said
+
+
+def test_pictures_that_were_handed_out_are_not_decoded_again(folder, reading, monkeypatch):
+    decode, decoded = micrograph._tiff_samples, []
+    monkeypatch.setattr(
+        micrograph, "_tiff_samples", lambda page, number, most: decoded.append(number) or decode(page, number, most)
+    )
+    assert [item.name for item in reading.items("stack", folder / "stack.tif", 1)] == ["stack_page0001"]
+    assert decoded == [1] and not list(reading.items("0", folder / "0.png", 1))
+    (before, _) = reading.items("stack", folder / "stack.tif")
+    reading.done.write({"name": before.name, "digest": before.digest, "page": 0, "num_pages": 2}, {})
+    kinds = [[type(item) for item in reading.items("stack", folder / "stack.tif", begin)] for begin in range(3)]
+    assert kinds == [[Finished, Loaded], [Loaded], []]
 
 
 def test_a_file_that_is_left_half_way_can_be_read_again(folder, shared, reading):

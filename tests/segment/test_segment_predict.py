@@ -9,7 +9,7 @@ import pytest
 import torch
 from bright import as_picture, bright_predictor, discs
 
-from hotlap.base.errors import ConfigError, UsageError
+from hotlap.base.errors import ConfigError, UnknownName, UsageError
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.segment.heads import HEADS
 from hotlap.segment.instances import SplitConfig
@@ -157,10 +157,27 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path):
     path = saved(tmp_path / "a.pt")
     with pytest.raises(UsageError, match=r"a.pt' are not those of hrnet"):
         load_predictor(config(model="hrnet", weights=path))
-    with pytest.raises(UsageError, match=r"a.pt' do not fit the model"):
-        load_predictor(config(model="unet", weights=path, width=7))
-    with pytest.raises(UsageError, match=r"width = 7 is not that of weights = .*a.pt'. Expected 3"):
-        load_predictor(config(model=str(path), width=7))
+    for given in ({"model": str(path)}, {"model": "unet", "weights": path}):
+        with pytest.raises(UsageError, match=r"width = 7 is not that of weights = .*a.pt'. Expected 3"):
+            load_predictor(config(**given, width=7))
+    torch.save(build_net("unet", in_channels=1, maps=2, width=3).state_dict(), tmp_path / "grey.pt")
+    with pytest.raises(UsageError, match=r"grey.pt' do not fit the model"):
+        load_predictor(config(model=str(tmp_path / "grey.pt")))
+
+
+def test_a_network_misspelt_beside_its_weights_is_named(tmp_path):
+    path = saved(tmp_path / "a.pt")
+    with pytest.raises(UnknownName, match=r"unknown model 'unett'.*Did you mean 'unet'"):
+        load_predictor(config(model="unett", weights=path))
+    with pytest.raises(UnknownName, match=r"unknown model '.*a.pt'. Expected hrnet.* or smp:ARCHITECTURE/ENCODER"):
+        load_predictor(config(model=str(path), weights=path))
+
+
+def test_weights_of_another_encoder_are_named(tmp_path):
+    pytest.importorskip("segmentation_models_pytorch")
+    torch.save(build_head("smp:unet/resnet18", "core").state_dict(), tmp_path / "a.pt")
+    with pytest.raises(UsageError, match=r"a.pt' are not those of smp:unet/resnet34"):
+        load_predictor(config(model="smp:unet/resnet34", weights=tmp_path / "a.pt"))
 
 
 def test_models_that_are_not_there_are_named(tmp_path):

@@ -61,6 +61,23 @@ def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
     assert "'unet' has no weights" in told and "'unet' was never tuned here" in told
 
 
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ({"models": ("unet",)}, "'hotlap tune unet --for infer'"),
+        (
+            {"models": ("cells",), "workload": {"model": "unet", "width": 8}},
+            "'hotlap tune cells --for infer --set workload.model=unet --set workload.width=8'",
+        ),
+        ({"models": ("b:net",), "input": ("3x8x8",)}, "'hotlap tune b:net --for infer --input 3x8x8'"),
+    ],
+)
+def test_the_command_that_would_tune_a_model_is_of_that_very_model(tmp_path, given, command):
+    said = []
+    plan_models(ServeConfig(**given), "cpu", lambda event: said.append(event.text), ProfileStore(tmp_path))
+    assert any(f"was never tuned here. {command} finds its batch." in text for text in said), said
+
+
 def test_models_have_names_of_their_own():
     config = ServeConfig(models=("small=unet", "b:make"), tuned=False)
     assert [(s.name, s.target) for s in plan_models(config, "cpu", ignore)] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from web_fakes import bright_service, client_of
 
 from hotlap.records.environment import capture
 from hotlap.records.run import begin, save
+from hotlap.web.editing import DrawnPictures
 
 SQUARE = {"id": 7, "polygon": [[2, 2], [12, 2], [12, 9], [2, 9]], "holes": [], "confidence": 0.9}
 PICTURE = {"file": "a.png", "width": 64, "height": 48, "um_per_px": 0.5, "model": "hrnet", "objects": [SQUARE]}
@@ -62,6 +64,35 @@ def test_edited_objects_come_back_with_fresh_metrics(client):
 def test_wrong_objects_are_named(client, changes, words):
     answer = client.post("/api/v1/measure", json={**PICTURE, **changes})
     assert (answer.status_code, words in answer.json()["error"]) == (422, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "body: Invalid JSON"),
+        (b'{"pictures": [', "body: Invalid JSON"),
+        (b"[]", "body: "),
+        (b"{}", "body.pictures: Field required"),
+        (b'{"pictures": []}', "body.pictures: "),
+        (json.dumps({"pictures": [PICTURE, {**PICTURE, "width": 0}]}).encode(), "body.pictures.1.width: "),
+        (b'{"pictures": [{"width": 1, "height": 1, "objects": [{"id": 1, "polygon": [[1, NaN]]}]}]}', "body"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(client, body, words):
+    answer = client.post("/api/v1/export/csv", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["kind"]) == (422, "ValidationError"), answer.text
+    assert answer.json()["error"].startswith(words)
+
+
+def test_what_is_exported_is_read_once_and_beside_the_loop(client, monkeypatch):
+    """FastAPI's own way, by Python's objects, takes seconds for many pictures, in which nobody else is answered."""
+    read_by = []
+    read = DrawnPictures.model_validate_json
+    monkeypatch.setattr(
+        DrawnPictures, "model_validate_json", lambda body: read_by.append(threading.current_thread().name) or read(body)
+    )
+    assert client.post("/api/v1/export/csv", json={"pictures": [PICTURE]}).status_code == 200
+    assert read_by and read_by[0].startswith("asyncio_")
 
 
 def test_more_than_is_measured_at_once_is_told_so(client):

@@ -189,8 +189,10 @@ def test_examples_of_the_description_are_answered_when_they_are_sent(client):
         f"/v2/models/{model}/infer", json=infer["requestBody"]["content"]["application/json"]["example"]
     )
     assert (answer.status_code, answer.json()["outputs"][0]["shape"]) == (200, [1, 2, 4, 4])
-    for schema, path in (("DrawnPicture", "measure"), ("DrawnPictures", "export/csv")):
-        sent = client.post(f"/api/v1/{path}", json=said["components"]["schemas"][schema]["example"])
+    export = said["paths"]["/api/v1/export/{kind}"]["post"]["requestBody"]["content"]["application/json"]
+    examples = {"measure": said["components"]["schemas"]["DrawnPicture"]["example"], "export/csv": export["example"]}
+    for path, example in examples.items():
+        sent = client.post(f"/api/v1/{path}", json=example)
         assert sent.status_code == 200, sent.text
     form = said["paths"]["/api/v1/segment"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert form["properties"]["model"]["example"] == "bright"

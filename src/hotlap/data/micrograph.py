@@ -31,7 +31,7 @@ from hotlap.data.tiff import (
     PHOTOMETRIC,
     PLANAR,
     Page,
-    pages_in,
+    picture_pages,
 )
 
 SUFFIXES = (*USUAL, ".gif")
@@ -79,9 +79,10 @@ Hear = Callable[[UnreadablePicture], None]
 
 
 def read_pictures(
-    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(), hear: Hear | None = None
-) -> Iterator[Picture]:
-    """The pictures of a file, one after the other; pages to ``skip`` are not decoded.
+    path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(), begin: int = 0,
+    hear: Hear | None = None,
+) -> Iterator[Picture]:  # fmt: skip
+    """The pictures of a file, one after the other; pages to ``skip``, and the first ``begin`` others, are not decoded.
 
     ``hear`` is told of each page among several that cannot be read, and the others follow; without it, that is raised.
     """
@@ -89,18 +90,18 @@ def read_pictures(
         content = path.read_bytes()
     except OSError as error:
         raise UnreadablePicture(str(path), error.strerror or str(error)) from error
-    yield from pictures_in(content, path, most_pixels=most_pixels, skip=skip, hear=hear)
+    yield from pictures_in(content, path, most_pixels=most_pixels, skip=skip, begin=begin, hear=hear)
 
 
 def pictures_in(
-    content: bytes, path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(),
+    content: bytes, path: Path, *, most_pixels: int = MOST_PIXELS, skip: frozenset[int] = frozenset(), begin: int = 0,
     hear: Hear | None = None,
 ) -> Iterator[Picture]:  # fmt: skip
     """The pictures in a file's bytes; ``path`` is what they are called, and is not opened."""
     try:
         if content[:4] in _TIFF:
-            yield from _read_tiff(content, path, most_pixels, skip, hear)
-        else:
+            yield from _read_tiff(content, path, most_pixels, skip, begin, hear)
+        elif begin == 0:
             yield Picture(path, None, _checked(_read_other(content, most_pixels)))
     except UnreadablePicture:
         raise
@@ -112,7 +113,7 @@ def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
     """The samples of a picture whose values are numbers, as labels are: a palette's are its places, not its colours."""
     try:
         if content[:4] in _TIFF:
-            page, *others = pages_in(content, path)
+            (_, page), *others = picture_pages(content, path)
             if others:
                 raise ValueError(f"it has {1 + len(others)} pages")
             _check_size(page.width, page.height, MOST_PIXELS)
@@ -192,13 +193,11 @@ def _samples(image: Any) -> np.ndarray:  # [H, W, C]
 
 
 def _read_tiff(
-    content: bytes, path: Path, most_pixels: int, skip: frozenset[int], hear: Hear | None
+    content: bytes, path: Path, most_pixels: int, skip: frozenset[int], begin: int, hear: Hear | None
 ) -> Iterator[Picture]:
-    pages = list(pages_in(content, path))
+    pages = picture_pages(content, path)
     several = len(pages) > 1
-    for number, page in enumerate(pages):
-        if number in skip:
-            continue
+    for number, page in [(number, page) for number, page in pages if number not in skip][begin:]:
         try:
             _check_size(page.width, page.height, most_pixels)
             pixels = _checked(_tiff_samples(page, number, most_pixels))

@@ -26,12 +26,14 @@ _SIZES = {
 }  # fmt: skip
 _MOST_PAGES = 100_000
 _MOST_VALUES = 1 << 24
-WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = 256, 257, 258, 259, 262
+SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = 254, 256, 257, 258, 259, 262
 DESCRIPTION, STRIP_OFFSETS, ORIENTATION, SAMPLES, ROWS_PER_STRIP, STRIP_COUNTS = 270, 273, 274, 277, 278, 279
 PLANAR, PREDICTOR, COLORMAP, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, TILE_COUNTS = 284, 317, 320, 322, 323, 324, 325
 EXTRA_SAMPLES, SAMPLE_FORMAT = 338, 339
 NONE, LZW, DEFLATE, PACKBITS = (1,), (5,), (8, 32946), (32773,)
 _KINDS = {1: "u", 2: "i", 3: "f"}
+_SMALLER, _MASK = 1, 4
+"""What a page may say that it is: another page at a lower resolution, or where another page is transparent."""
 _IMAGEJ_STACK = re.compile(rb"ImageJ=.*^images=(\d{1,9})$", re.DOTALL | re.MULTILINE)
 
 
@@ -226,6 +228,20 @@ def pages_in(content: bytes, path: Path) -> Iterator[Page]:
             yield from _imagej_stack(page) if not at and len(seen) == 1 else [page]
     except (struct.error, OverflowError) as error:
         raise fault(f"it is cut short ({error})") from error
+
+
+def picture_pages(content: bytes, path: Path) -> list[tuple[int, Page]]:
+    """The pages that are pictures of their own, each with its number among all: no smaller copies of them, as pyramids
+    and previews have, and no masks.
+    """
+    every = list(enumerate(pages_in(content, path)))
+    widest = max((page.tag(WIDTH, 0) for _, page in every if not page.tag(SUBFILE, 0) & (_SMALLER | _MASK)), default=0)
+    return [(number, page) for number, page in every if not _belongs_to_another(page, widest)] or every
+
+
+def _belongs_to_another(page: Page, widest: int) -> bool:
+    kind = page.tag(SUBFILE, 0)
+    return bool(kind & _MASK or (kind & _SMALLER and page.tag(WIDTH, 0) < widest))
 
 
 def _imagej_stack(page: Page) -> Iterator[Page]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
-from hotlap.base.errors import TargetError
+from hotlap.base.errors import DataError, TargetError
 from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.engine.parts import Parts
 from hotlap.engine.split import micro_ranges, num_samples, take, to_device
@@ -48,8 +48,11 @@ def _evaluated(parts: Parts, model: nn.Module, should_stop: Callable[[], bool]) 
     if loss is None:
         return None
     data: Any = parts.held_out
-    if parts.evaluation.bad_samples:
-        data = Subset(data, [i for i in range(len(data)) if i not in parts.evaluation.bad_samples])
+    num, bad = parts.evaluation.num_samples, parts.evaluation.bad_samples
+    if len(bad) == num:
+        raise DataError(f"all {num} samples of the evaluation data are bad", remedy="bad_samples.txt says why")
+    if bad:
+        data = Subset(data, [i for i in range(len(data)) if i not in bad])
     return {"loss": loss, **_checked(parts.workload.metrics(model, data, parts.device), parts.workload.name)}
 
 

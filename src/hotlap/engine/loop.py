@@ -285,10 +285,12 @@ class Trainer:
         with self._window.paused():
             # A sharded model runs on all processes or on none, and then none may leave before the others.
             takes_part, should_stop = self.leads or parts.sharded, never if parts.sharded else self._should_stop
-            scores = evaluate(parts, should_stop=should_stop) if takes_part else None
+            try:
+                scores = evaluate(parts, should_stop=should_stop) if takes_part else None
+            finally:
+                self._note_bad_samples()  # an error may point to their list
             scores = self.team.same(scores) if self.team is not None else scores
         set_rng_state(random)
-        self._note_bad_samples()
         if scores is None:
             return False
         self._metrics, progress.evaluated_step, self._is_saved = scores, progress.step, False

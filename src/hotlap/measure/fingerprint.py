@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import platform
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,13 @@ class Question:
     device: str = ""
     """cpu, cuda, cuda:1, or '' for a GPU where there is one."""
     timeout_s: float = 600.0
+
+    @property
+    def command(self) -> str:
+        """What finds and stores such a profile, to be typed."""
+        words = ["hotlap", "tune", self.target, "--for", self.mode]
+        words += [word for name, value in self.options.items() for word in ("--set", f"workload.{name}={value}")]
+        return shlex.join([*words, *(word for shape in self.inputs for word in ("--input", shape))])
 
 
 def fingerprint(job: dict[str, Any], listen: Listen) -> TunedKey:

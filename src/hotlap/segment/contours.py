@@ -115,14 +115,15 @@ def filled(ring: np.ndarray, shape: tuple[int, int], corner: tuple[int, int] = (
     height, width = shape
     flips = np.zeros((height, width + 1), bool)
     x, y = ring[:, 0] - corner[0], ring[:, 1] - corner[1]
-    for ax, ay, bx, by in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
-        if ay == by:
-            continue
-        low, high = (ay, by) if ay < by else (by, ay)
-        rows = np.arange(max(int(np.ceil(low - 0.5)), 0), min(int(np.ceil(high - 0.5)), height))
-        at = ax + (rows + 0.5 - ay) * (bx - ax) / (by - ay)
-        columns = np.clip(np.ceil(at - 0.5).astype(np.int64), 0, width)
-        np.logical_xor.at(flips, (rows, columns), True)
+    to_x, to_y = np.roll(x, -1), np.roll(y, -1)
+    # Rows whose centres a side crosses: none of a level one.
+    first = np.maximum(np.ceil(np.minimum(y, to_y) - 0.5), 0).astype(np.int64)
+    num = np.maximum(np.minimum(np.ceil(np.maximum(y, to_y) - 0.5), height).astype(np.int64) - first, 0)
+    side = np.repeat(np.arange(len(x)), num)
+    rows = first[side] + np.arange(len(side)) - np.repeat(np.cumsum(num) - num, num)
+    at = x[side] + (rows + 0.5 - y[side]) * (to_x - x)[side] / (to_y - y)[side]
+    columns = np.clip(np.ceil(at - 0.5).astype(np.int64), 0, width)
+    np.logical_xor.at(flips, (rows, columns), True)
     return np.logical_xor.accumulate(flips, axis=1)[:, :width]
 
 

@@ -42,15 +42,20 @@ def build_net(name: str, *, in_channels: int = 3, maps: int = 1, width: int | No
         if width is not None:
             raise ConfigError(f"width = {width} with model {name!r}", expected="no width: its encoder decides")
         return _FromSmp(name, in_channels=in_channels, maps=maps)
+    check_name(name)
+    if width is not None and width < LEAST[name]:
+        raise ConfigError(f"width = {width} is not valid for {name!r}", expected=f"at least {LEAST[name]}")
+    return NETS[name](in_channels=in_channels, maps=maps, width=WIDTHS[name] if width is None else width)
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that is none of the networks here."""
     if name not in NETS:
         raise UnknownName(
             f"unknown model {name!r}",
             expected=f"{', '.join(NETS)} or {SMP}ARCHITECTURE/ENCODER",
             remedy=did_you_mean(name, NETS),
         )
-    if width is not None and width < LEAST[name]:
-        raise ConfigError(f"width = {width} is not valid for {name!r}", expected=f"at least {LEAST[name]}")
-    return NETS[name](in_channels=in_channels, maps=maps, width=WIDTHS[name] if width is None else width)
 
 
 def build_head(name: str, head: str, *, width: int | None = None) -> nn.Module:

@@ -19,7 +19,7 @@ from hotlap.engine.config import CHECKPOINTS
 from hotlap.measure.weights import load_weights, read_weights
 from hotlap.segment.app import RUNS, WEIGHTS
 from hotlap.segment.heads import HEADS, MARK, marked_head, usual_head
-from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net
+from hotlap.segment.nets import LEAST, NETS, SMP, build_head, build_net, check_name
 from hotlap.segment.predict_config import SegmentPredictConfig
 
 
@@ -35,9 +35,9 @@ class TrainedNet:
 
 
 def load_net(file: Path, named: str | None = None, width: int | None = None) -> TrainedNet:
-    """The network that a file of weights belongs to; ``named`` and ``width`` are for where the weights cannot tell."""
+    """The network that a file of weights belongs to; one of segmentation_models_pytorch must be named."""
     weights = read_weights(file)
-    if named is not None and (named.startswith(SMP) or width is not None):
+    if named is not None and named.startswith(SMP):
         name, num_maps = named, _num_maps_given(weights, file, named, width)
     else:
         name, own, num_maps = recognise(weights, file, named)
@@ -94,10 +94,12 @@ def find_weights(config: SegmentPredictConfig, emit: Emit = ignore) -> Path:
 
 def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = None) -> tuple[str, int, int]:
     """Name, width and number of maps of the network that these weights belong to."""
+    if named is not None:
+        check_name(named)
     for name in [named] if named else NETS:
         least = LEAST[name]
         narrow = _shapes(name, 1, least)
-        if set(narrow) != {key for key in weights if not key.startswith(MARK)}:
+        if set(narrow) != _names(weights):
             continue
         head = _first_other(narrow, _shapes(name, 2, least))
         wide = _shapes(name, 1, 2 * least)
@@ -121,10 +123,15 @@ def _shapes(name: str, maps: int, width: int | None) -> dict[str, torch.Size]:
 
 def _num_maps_given(weights: Mapping[str, Tensor], file: Path, name: str, width: int | None) -> int:
     """Of weights whose network is known by name; files keep tensors in orders of their own, so names must tell."""
-    head = _first_other(_shapes(name, 1, width), _shapes(name, 2, width))
-    if head not in weights:
+    one = _shapes(name, 1, width)
+    if set(one) != _names(weights):
         raise _not_those(file, name)
-    return len(weights[head])
+    return len(weights[_first_other(one, _shapes(name, 2, width))])
+
+
+def _names(weights: Mapping[str, Tensor]) -> set[str]:
+    """Of a network's tensors, without the mark of its head."""
+    return {key for key in weights if not key.startswith(MARK)}
 
 
 def _not_those(file: Path, named: str | None) -> UsageError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import itertools
 import os
 import pickle
 import signal
@@ -107,9 +106,9 @@ def _finish(work: Finishing, facts: Any, maps: torch.Tensor, picture: torch.Tens
     return work.one(facts, maps.numpy(), None if picture is None else picture.numpy())
 
 
-def _read(pipe: Any, shelf: Shelf, work: Reading, name: str, path: Path, given: int) -> None:
+def _read(pipe: Any, shelf: Shelf, work: Reading, name: str, path: Path, begin: int) -> None:
     """Tells what is in a file after so many items, each when it is asked for; pixels lie on the shelf until then."""
-    for item in itertools.islice(work.items(name, path), given, None):
+    for item in work.items(name, path, begin):
         picture = None
         if isinstance(item, Loaded):
             picture, item = shelf.hold("picture", item.picture), dataclasses.replace(item, picture=_ELSEWHERE)

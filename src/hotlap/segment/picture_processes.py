@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import os
 import queue
 import select
@@ -94,27 +93,33 @@ class PictureProcesses:
             self._free[work].put(seat)
 
     def read(self, work: Reading, name: str, path: Path) -> Generator[Item]:
-        """As ``work.items``; a file whose process dies is gone on with in another, after what was handed out of it."""
+        """As ``work.items``; where a process dies, another goes on, and after several deaths with the next picture.
+
+        Where that kills them, too, the rest of the file is left out.
+        """
         if not self._is_ready():
             yield from work.items(name, path)
             return
-        seat, given, deaths = self._seat(work), 0, 0
+        seat, begin, deaths, last = self._seat(work), 0, 0, ""
         try:
-            while deaths < ATTEMPTS:
-                told = self._ask(seat, work, (name, path, given))
+            while deaths < 2 * ATTEMPTS:
+                told = self._ask(seat, work, (name, path, begin))
                 while told is not None:
                     if told[0] == END:
                         return
                     item, picture = _value(*told)
                     # Copied: its place is for the next one, and hundreds may wait for their batch.
                     yield item if picture is None else dataclasses.replace(item, picture=picture.numpy().copy())
-                    given, deaths = given + 1, 0  # what comes next is another picture
+                    begin, deaths, last = begin + 1, 0, getattr(item, "name", last)
                     told = self._ask(seat, work, None)
+                if not self._is_serving():
+                    yield from work.items(name, path, begin)
+                    return
                 deaths += 1
-            if self._is_serving():
-                yield Bad(path, DIED.format("read it"))
-            else:
-                yield from itertools.islice(work.items(name, path), given, None)
+                if deaths == ATTEMPTS:
+                    yield Bad(path, DIED.format(f"read what follows {last!r}" if last else "read it"))
+                    begin += 1
+            yield Bad(path, DIED.format("read the rest of it"))
         except GeneratorExit:
             seat.leave()  # it waits to be asked for the rest
             raise

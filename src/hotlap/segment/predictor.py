@@ -261,9 +261,7 @@ def _profile(
     question = Question(target=target, mode="infer", options=asked, inputs=[], device=device)
     profile, lines = stored_profile(question, emit, store)
     if profile is None and not lines:
-        given = "".join(f" --set workload.{name}={value}" for name, value in options.items())
-        command = f"hotlap tune {target} --for infer{given}"
-        emit(events.note(f"Network {net.name!r} was never tuned here. {command!r} finds its arm and batch."))
+        emit(events.note(f"Network {net.name!r} was never tuned here. {question.command!r} finds its arm and batch."))
     return profile
 
 

@@ -59,19 +59,23 @@ class Reading:
     most_pixels: int
     redo: bool
 
-    def items(self, name: str, path: Path) -> Generator[Item]:
-        """The pictures of a file, those of it that were finished before, and what is wrong with it."""
+    def items(self, name: str, path: Path, begin: int = 0) -> Generator[Item]:
+        """The pictures of a file, those of it that were finished before, and what is wrong with it.
+
+        The first ``begin`` of these are left out, and not decoded.
+        """
         try:
             digest = content_digest(path)
             entries, num_pages = self.done.pages(name, digest) if not self.redo else ([], 0)
-            if entries:
+            if entries and begin == 0:
                 yield Finished(entries)
             if entries and len(entries) == num_pages:
                 return
             skip, bad = frozenset(entry["page"] for entry in entries), list[Bad]()
             pages = read_pictures(
-                path, most_pixels=self.most_pixels, skip=skip, hear=lambda page: bad.append(Bad(path, page.reason))
-            )
+                path, most_pixels=self.most_pixels, skip=skip, begin=max(0, begin - bool(entries)),
+                hear=lambda page: bad.append(Bad(path, page.reason)),
+            )  # fmt: skip
             for picture in pages:
                 yield from bad
                 bad.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from dataclasses import dataclass
 from types import FrameType
@@ -64,6 +65,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
 
     def on_ready() -> None:
         if service.is_ready:
+            gc.freeze()  # what is there by now stays: to look through it at every large request holds up all others
             emit(events.note(f"Ready: {', '.join(_said(service, name) for name in service.models)}."))
         else:
             server.should_exit = True

@@ -108,17 +108,17 @@ def _inputs(given: Sequence[str], named: Mapping[str, str]) -> dict[str, tuple[s
 
 
 def _plan(config: ServeConfig, spec: ModelSpec, device: str, emit: Emit, store: ProfileStore | None) -> ModelSpec:
-    name, target = spec.name, spec.target
+    name = spec.name
     if not spec.weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
     if not config.tuned or spec.arm:
         return spec
-    question = Question(target=target, mode="infer", options=spec.options, inputs=list(spec.inputs), device=device)
+    question = Question(target=spec.target, mode="infer", options=spec.options, inputs=list(spec.inputs), device=device)
     profile, lines = stored_profile(question, emit, store)
     if profile is not None:
         return dataclasses.replace(spec, arm=profile.arm, rows=spec.rows or profile.batch)
     if not lines:
-        emit(events.note(f"Model {name!r} was never tuned here. 'hotlap tune {target} --for infer' finds its batch."))
+        emit(events.note(f"Model {name!r} was never tuned here. {question.command!r} finds its batch."))
     return spec
 
 
