@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, UnknownName
+from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model
 from hotlap.data.scene import read_scene
 from hotlap.splat import motion
-from hotlap.splat.photos import from_photos
+from hotlap.splat.photos import bring_photos, from_photos
 from hotlap.splat.photos_config import SplatPhotosConfig
 
 SHORT = {"sh_degree": 0, "strategy": "none", "log_every": 2, "pictures": 0}
@@ -231,6 +232,22 @@ def test_photographs_lie_upright_in_the_scene(colmap, asked, tmp_path):
     assert np.asarray(turned)[3, 10, 0] > 200 and np.asarray(turned)[27, 10, 0] < 50
     assert (images / "0.jpg").read_bytes() == (folder / "0.jpg").read_bytes(), "upright ones are as they were"
     assert dict(colmap.calls)["extract"]["camera_mode"] is colmap.CameraMode.PER_IMAGE, "sizes differ"
+
+
+def test_a_turned_photograph_with_more_pictures_in_it_loses_no_more_than_another(tmp_path):
+    """As telephones write them, with a preview or a map of brightness behind the photograph."""
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8))
+    photo.save(tmp_path / "plain.jpg", exif=exif, quality=97)
+    photo.save(tmp_path / "many.jpg", "MPO", save_all=True, append_images=[photo], exif=exif, quality=97)
+    bring_photos([tmp_path / "plain.jpg", tmp_path / "many.jpg"], tmp_path / "to", ignore)
+    with Image.open(tmp_path / "to" / "plain.jpg") as plain, Image.open(tmp_path / "to" / "many.jpg") as many:
+        assert many.format == "JPEG" and many.size == (40, 60)
+        assert many.quantization == plain.quantization
+        assert np.array_equal(np.asarray(many), np.asarray(plain))
 
 
 def test_webp_becomes_what_colmap_reads(colmap, asked, tmp_path):

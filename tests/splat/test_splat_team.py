@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from hotlap.base.errors import ConfigError
+from hotlap.data.splats import read_splats
 from hotlap.splat.train import train, train_model
 
 OWN = ("means2d", "means2d_abs", "viewmats")
@@ -54,18 +57,19 @@ class Two:
         return value
 
 
+def by_two(config, folder):
+    """What each of two processes came to that trained together."""
+    script = Path(__file__).with_name("splat_team.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    subprocess.run([*command, json.dumps(asdict(config)), str(folder)], check=True, env=os.environ, timeout=240)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [{}, {"poses": True, "exposure": True, "lr_poses": 1e-3}], ids=["splats", "views"])
 def test_two_processes_train_as_one_that_sees_both_cameras(settings, tmp_path, trainer, beside):
-    import json
-
     common = {"steps": 6, "log_every": 3, "densify_every": 0, "out": str(tmp_path / "both"), "pictures": 0, **beside}
-    script = Path(__file__).with_name("splat_team.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    subprocess.run(
-        [*command, json.dumps(asdict(settings(**common))), str(tmp_path)], check=True, env=os.environ, timeout=240
-    )
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    first, second = by_two(settings(**common), tmp_path)
     for name in first:
         assert torch.equal(first[name], second[name]), name
     made = trainer(**common)
@@ -88,18 +92,30 @@ def test_two_processes_train_as_one_that_sees_both_cameras(settings, tmp_path, t
 
 @pytest.mark.slow
 def test_two_processes_that_see_one_picture_move_its_pose_once(settings, tmp_path):
-    import json
-
     changes = {"steps": 3, "log_every": 3, "densify_every": 0, "pictures": 0, "poses": True, "exposure": True}
     done = settings(**changes, image_index=2, out=str(tmp_path / "both"))
-    script = Path(__file__).with_name("splat_team.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    subprocess.run([*command, json.dumps(asdict(done)), str(tmp_path)], check=True, env=os.environ, timeout=240)
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    first, second = by_two(done, tmp_path)
     alone = train_model(settings(**changes, image_index=2, out=str(tmp_path / "one"))).trainer
     for place, table in enumerate(alone.beside.by_view()):
         assert torch.equal(first[f"by view {place}"], second[f"by view {place}"])
         assert torch.allclose(first[f"by view {place}"], table, rtol=1e-4, atol=1e-6), place
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_bit_by_bit_between_two_densifications(settings, tmp_path):
+    """Each has statistics of its own views then, and those of one are not those of both."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes = {"densify_every": 10, "checkpoint_every": 3, "keep": 9, "pictures": 0, "log_every": 7, "steps": 21}
+    by_two(settings(**changes, out=str(whole)), tmp_path)
+    shutil.copytree(whole, cut)
+    (cut / "model.ply").unlink()
+    for path in (cut / "checkpoints").glob("step-*.pt"):
+        if int(path.name.split("-")[1]) > 6:
+            path.unlink()
+    by_two(settings(**changes, out=str(cut), resume=True), tmp_path)
+    for name in ("model.ply", "metrics.csv"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
+    assert len(read_splats(whole / "model.ply")) > 400, "the densification after the cut added some"
 
 
 def test_what_one_process_alone_can_do_is_refused(settings, monkeypatch):

@@ -218,8 +218,9 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
                     shutil.copyfile(path, to / path.name)
                 else:
                     upright = ImageOps.exif_transpose(photo)
-                    kept = {"exif": upright.getexif().tobytes()} | ({"quality": 95} if photo.format == "JPEG" else {})
-                    upright.save(to / path.name, format=photo.format, **kept)
+                    form = "JPEG" if photo.format == "MPO" else photo.format  # a telephone's, with more pictures in it
+                    kept = {"exif": upright.getexif().tobytes()} | ({"quality": 95} if form == "JPEG" else {})
+                    upright.save(to / path.name, format=form, **kept)
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
             raise UnreadablePicture(str(path), str(error) or type(error).__name__) from error
         emit(events.advance("photographs", number, len(photos)))

@@ -12,6 +12,9 @@ from torch import Tensor
 from hotlap.engine.place import Place
 from hotlap.splat.state import SplatState
 
+SHARED = ("stats.grad", "stats.count", "stats.world")
+"""Densification's statistics, of which each process has those of its own views until they are shared."""
+
 
 class Team(Protocol):
     """The processes that share each step."""
@@ -24,6 +27,9 @@ class Team(Protocol):
 
     def share_stats(self, state: SplatState) -> None:
         """Densification's statistics become those of all cameras, in every process."""
+
+    def each(self, own: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What every process has of its own, on the CPU; empty for one process, which needs to ask nobody."""
 
     def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """The row of its own view that each process has changed becomes everybody's; ``numbers`` are all views."""
@@ -42,6 +48,9 @@ class Alone:
 
     def share_stats(self, state: SplatState) -> None:
         """Nothing: they are all there are."""
+
+    def each(self, own: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        return []
 
     def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Nothing: there is nobody else."""
@@ -67,9 +76,18 @@ class Together:
         dist.all_reduce(visible.view(torch.uint8), dist.ReduceOp.MAX)
 
     def share_stats(self, state: SplatState) -> None:
-        for name in ("stats.grad", "stats.count", "stats.world"):
+        for name in SHARED:
             dist.all_reduce(state[name])
         state["stats.world"].div_(self.size)  # it is divided by steps, not by how often a splat was seen
+
+    def each(self, own: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.size)]
+        for name, tensor in own.items():
+            parts = [torch.empty_like(tensor) for _ in found]
+            dist.all_gather(parts, tensor)
+            for one, part in zip(found, parts, strict=True):
+                one[name] = part.cpu()
+        return found
 
     def share_views(self, tables: Sequence[Tensor], numbers: Sequence[int]) -> None:
         if not tables:

@@ -261,11 +261,14 @@ class Keeper:
     def _is_save_due(self, step: int) -> bool:
         every = self.config.checkpoint_every
         due = step % every == 0 if every else time.monotonic() - self._saved_at > SAVE_EVERY_S
+        if self.trainer.team.size > 1:  # the clock is that of the one which writes
+            due = self.trainer.team.mean(float(due and self.writes)) > 0
         return due or step == self.config.steps
 
     def save(self, score: float | None) -> None:
+        state = self.trainer.state_dict()
         if self.writes:
-            self.store.save(self.trainer.state_dict(), step=self.trainer.step, score=score, higher_is_better=True)
+            self.store.save(state, step=self.trainer.step, score=score, higher_is_better=True)
             self._saved_at = time.monotonic()
             if score is not None and score > self._best_score:
                 self._best_score, self._best = score, None

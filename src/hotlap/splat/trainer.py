@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hotlap.base import events
 from hotlap.base.errors import ConfigError
@@ -25,7 +26,7 @@ from hotlap.splat.start import start_splats
 from hotlap.splat.state import SplatState, morton_order
 from hotlap.splat.step import Beside, TrainStep, rates_of
 from hotlap.splat.strategy import Adaptive, Changed, Fixed, Strategy
-from hotlap.splat.team import Alone, Team
+from hotlap.splat.team import SHARED, Alone, Team
 
 REORDER_GROWTH = 1.2
 """Splats are put in Morton order again when there are so many times more."""
@@ -183,7 +184,10 @@ class Trainer:
         return scores
 
     def state_dict(self, *, drawn_alone: bool = False) -> dict[str, Any]:
-        """All that the next step depends on; or, in a third of the room, what the model does."""
+        """All that the next step depends on; or, in a third of the room, what the model does.
+
+        Several processes must ask for the first together.
+        """
         return {
             "state": self.state.state_dict(drawn_alone=drawn_alone),
             "beside": {name: part.state_dict() for name, part in self.beside.parts().items()},
@@ -194,7 +198,12 @@ class Trainer:
             "ordered": self._ordered,
             "looked": self._looked,
             "processes": self.team.size,
+            "own": [] if drawn_alone else self.team.each(self._own()),
         }
+
+    def _own(self) -> dict[str, Tensor]:
+        """What each of several processes has heard from its views alone, until they next tell each other."""
+        return {"loss_sum": self.train_step.loss_sum, **{name: self.state.alive(name) for name in SHARED}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another training stood."""
@@ -209,6 +218,9 @@ class Trainer:
             part.load_state_dict(state["beside"][name])
         self.guard.load_state_dict(state["guard"])
         self.train_step.loss_sum.copy_(state["loss_sum"])
+        if found := state.get("own"):  # checkpoints of before this was kept have what the first process heard
+            for name, tensor in self._own().items():
+                tensor.copy_(found[self.team.rank][name])
         self.step, self.seconds, self._ordered = state["step"], state["seconds"], state["ordered"]
         # Checkpoints of before this was kept were looked after at every multiple of log_every.
         self._looked = state.get("looked", self.step // self.config.log_every * self.config.log_every)
