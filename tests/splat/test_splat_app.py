@@ -280,6 +280,8 @@ def test_exported_files_hold_the_same_splats(trained, tmp_path):
     whole = read_splats(trained / "model.ply")
     path = export(SplatExportConfig(model=str(trained), out=str(tmp_path / "plain.ply"), sh_degree=0))
     assert read_splats(path).sh_degree == 0 and np.array_equal(read_splats(path).means, whole.means)
+    path = export(SplatExportConfig(model=str(trained), out=str(tmp_path / "all.ply"), sh_degree=3))
+    assert read_splats(path).sh_degree == whole.sh_degree == 1, "what is not there is not kept"
     path = export(SplatExportConfig(model=str(trained), out=str(tmp_path / "some.ply"), min_opacity=0.1))
     some = read_splats(path)
     assert 0 < len(some) < len(whole) and (some.logit_opacities >= np.log(0.1 / 0.9) - 1e-5).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 
@@ -12,7 +13,7 @@ import fake_pycolmap
 import numpy as np
 import pytest
 
-from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, UnknownName
+from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, UnknownName, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model
@@ -104,6 +105,32 @@ def test_a_run_that_was_ended_goes_on_after_its_last_whole_stage(colmap, asked, 
     assert from_photos(asked(train=True, steps=2, training=SHORT)).record.status == "complete"
     assert names(colmap) == []
     assert from_photos(asked(train=True, steps=2, training=SHORT)).record.status == "complete", "resumed at its end"
+
+
+def test_what_a_killed_run_left_half_made_is_removed(colmap, asked, tmp_path):
+    work = tmp_path / "out" / "photos"
+    (work / ".matches.db-x1y2").mkdir(parents=True)
+    (work / ".matches.db-x1y2" / "matches.db").write_bytes(b"half")
+    from_photos(asked())
+    assert sorted(path.name for path in work.iterdir()) == ["features.db", "matches.db", "photos.json"]
+
+
+def test_a_second_run_in_one_folder_waits_and_is_refused(colmap, asked, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
+        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        monkeypatch.setattr("hotlap.splat.photos.LEAVE_S", 0.1)
+        with pytest.raises(UsageError, match=r"another process works in .*out'.*give the same command again"):
+            from_photos(asked())
+        assert names(colmap) == [] and not (out / "scene" / "images").exists()
+        first.communicate("leave\n")
+    assert from_photos(asked()).points == 400
 
 
 def test_a_log_has_one_line_of_a_stage_and_not_one_a_second(colmap, asked, capsys, monkeypatch):

@@ -46,6 +46,15 @@ def test_a_training_that_falls_stops_with_a_diagnosis_and_its_best_model(setting
     assert record.extra["outcome"]["held_out"]["psnr"] > 10
 
 
+def test_a_fall_after_the_last_judgement_that_was_due_is_seen_at_the_end(settings):
+    watch = spoiled_at(24)
+    config = settings(steps=28, log_every=2, eval_every=10, abort_psnr_drop=2, strategy="none")
+    record = train(config, watch=watch)
+    assert record.status == "stopped" and record.verdict.exit_code == 1
+    assert "at step 28" in record.notes[0] and "its best at step 20" in record.notes[0]
+    assert record.extra["outcome"]["steps"] == 20 and record.extra["outcome"]["held_out"]["psnr"] > 10
+
+
 def test_rates_that_ruin_a_scene_from_the_first_step_on_are_seen(settings):
     """The scene before the first step is what no step may fall far below."""
     config = settings(steps=40, eval_every=10, strategy="none", lr_colors=1e3, lr_opacities=1e3)

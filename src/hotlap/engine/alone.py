@@ -1,4 +1,4 @@
-"""One process at a time trains in a folder: a run whose parent was killed may still be saving its last checkpoint."""
+"""One process at a time works in a folder: a run whose parent was killed may still be saving its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ WAIT_S = 150.0
 
 
 @contextmanager
-def alone_in(folder: Path, *, wait_s: float = WAIT_S, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Holds ``folder`` for this process, waiting for one that is about to leave; a killed process lets go of it."""
+def alone_in(
+    folder: Path, *, wait_s: float = WAIT_S, say: Callable[[str], None] = lambda text: None, does: str = "trains",
+    then: str = "go on with --resume",
+) -> Iterator[None]:  # fmt: skip
+    """Holds ``folder`` for this process, waiting for one that is about to leave; a killed process lets go of it.
+
+    ``does`` and ``then`` are said to whoever waited in vain. Nobody may hold a folder twice: leaving once lets go.
+    """
     if os.name != "posix":
         yield
         return
@@ -38,11 +44,11 @@ def alone_in(folder: Path, *, wait_s: float = WAIT_S, say: Callable[[str], None]
             except (BlockingIOError, PermissionError) as error:
                 if time.monotonic() >= deadline:
                     raise UsageError(
-                        f"another process trains in {str(folder)!r}",
-                        remedy="Wait until it has ended, or end it; then go on with --resume",
+                        f"another process {does} in {str(folder)!r}",
+                        remedy=f"Wait until it has ended, or end it; then {then}",
                     ) from error
             if not told:
-                say(f"another process still trains in {str(folder)!r}; waiting for it to leave")
+                say(f"another process still {does} in {str(folder)!r}; waiting for it to leave")
                 told = True
             time.sleep(0.05)
         yield

@@ -21,7 +21,6 @@ SHEET_WIDTH = 1200
 """Pixels of a sheet of several pictures."""
 PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 420, 240, 56
 COLORS = {"train": (31, 119, 180), "eval": (214, 39, 40)}
-WORDS = {"train": "training", "eval": "held out"}
 CURVES = {"loss": "loss", "psnr": "PSNR, dB", "ssim": "SSIM", "splats": "splats"}
 
 
@@ -70,8 +69,8 @@ def save_picture(path: Path, picture: np.ndarray) -> None:
         ) from error
 
 
-def draw_curves(path: Path, rows: Sequence[Row]) -> None:
-    """Loss, PSNR, SSIM and number of splats over the steps, as a PNG file; training blue, held-out red."""
+def draw_curves(path: Path, rows: Sequence[Row], judged: str = "held out") -> None:
+    """Loss, PSNR, SSIM and number of splats over the steps, as a PNG file; training blue, what was ``judged`` red."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
         for name, value in row.values.items():
@@ -89,11 +88,13 @@ def draw_curves(path: Path, rows: Sequence[Row]) -> None:
     draw = ImageDraw.Draw(image)
     for place, name in enumerate(shown):
         corner = (place % columns * PANEL_WIDTH, place // columns * PANEL_HEIGHT)
-        _draw_panel(draw, corner, name, series[name])
+        _draw_panel(draw, corner, name, series[name], {"train": "training", "eval": judged})
     save_picture(path, np.asarray(image))
 
 
-def _draw_panel(draw: Any, corner: tuple[int, int], name: str, lines: dict[str, list[tuple[float, float]]]) -> None:
+def _draw_panel(
+    draw: Any, corner: tuple[int, int], name: str, lines: dict[str, list[tuple[float, float]]], words: dict[str, str]
+) -> None:
     points = [point for line in lines.values() for point in line]
     (x0, x1), (y0, y1) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
     x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + max(1e-6, abs(y0) * 0.1))
@@ -102,7 +103,7 @@ def _draw_panel(draw: Any, corner: tuple[int, int], name: str, lines: dict[str, 
     draw.rectangle([left, top, right, bottom], outline=(200, 200, 200))
     draw.text((left, corner[1] + 6), CURVES[name], fill=(0, 0, 0))
     for place, split in enumerate(lines):
-        draw.text((left + 100 + 80 * place, corner[1] + 6), WORDS[split], fill=COLORS[split])
+        draw.text((left + 100 + 80 * place, corner[1] + 6), words[split], fill=COLORS[split])
     for share in (0.0, 0.5, 1.0):
         y = bottom + (top - bottom) * share
         value = y0 + (y1 - y0) * share

@@ -169,7 +169,7 @@ def export(config: SplatExportConfig, emit: Emit = ignore) -> Path:
             remedy="Lower --min-opacity" if config.min_opacity else "Look at them with 'hotlap splat info'",
         )
     if config.sh_degree is not None:
-        splats = splats.with_degree(config.sh_degree)
+        splats = splats.with_degree(min(config.sh_degree, splats.sh_degree))
     write_splats(config.out, splats)
     return Path(config.out)
 

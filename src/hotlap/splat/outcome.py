@@ -55,7 +55,7 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
         outcome |= {trainer.config.judged_by: mean, "images": [vars(score) for score in scores]}
         outcome["lpips"] = why_no_lpips() or NET
         _log_last(folder, trainer, mean)
-    draw_curves(folder / CURVES, read_journal(folder))
+    draw_curves(folder / CURVES, read_journal(folder), trainer.config.judged_by.replace("_", " "))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)
     return outcome
 

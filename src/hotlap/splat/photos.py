@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hotlap.data.colmap import read_model
 from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, opened_picture, require_pillow
 from hotlap.data.view import first_few
 from hotlap.data.view_pixels import read_head
+from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
@@ -34,7 +36,7 @@ from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.motion import Mapper, require_pycolmap
 from hotlap.splat.outcome import PICTURES
 from hotlap.splat.photos_config import SHAPING, SplatPhotosConfig
-from hotlap.splat.train import train
+from hotlap.splat.train import LEAVE_S, train
 
 LEAST_PHOTOS = 3
 FEW_SHARE = 0.8
@@ -75,20 +77,21 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     scene, work, seconds = out / SCENE, out / WORK, dict[str, float]()
     sparse = scene / SPARSE
     mapper = None if sparse.is_dir() else Mapper(require_pycolmap(), config)
+
+    def stage(name: str, result: Path, make: Callable[[Path], None]) -> None:
+        seconds.update(make_whole(name, result, make, emit))
+
     try:
         for folder in (scene, work):
             folder.mkdir(parents=True, exist_ok=True)
-        _claim(config, photos, work / NOTE, is_begun=(scene / IMAGES).exists())
-
-        def stage(name: str, result: Path, make: Callable[[Path], None]) -> None:
-            seconds.update(make_whole(name, result, make, emit))
-
-        stage("photographs", scene / IMAGES, lambda to: bring_photos(photos, to, emit))
-        if mapper is not None:
-            images = scene / IMAGES
-            stage("features", work / FEATURES, lambda to: mapper.extract(images, to, emit))
-            stage("matches", work / MATCHES, lambda to: mapper.match(work / FEATURES, to, len(photos), emit))
-            stage("cameras", sparse, lambda to: _map(mapper, work / MATCHES, images, to, len(photos), emit))
+        with _alone(out, emit):
+            _claim(config, photos, work / NOTE, is_begun=(scene / IMAGES).exists())
+            stage("photographs", scene / IMAGES, lambda to: bring_photos(photos, to, emit))
+            if mapper is not None:
+                images = scene / IMAGES
+                stage("features", work / FEATURES, lambda to: mapper.extract(images, to, emit))
+                stage("matches", work / MATCHES, lambda to: mapper.match(work / FEATURES, to, len(photos), emit))
+                stage("cameras", sparse, lambda to: _map(mapper, work / MATCHES, images, to, len(photos), emit))
     except OSError as error:
         raise StorageError(
             f"out = {config.out!r} cannot be written: {error.strerror or error}",
@@ -100,6 +103,13 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     record = train(settings, emit) if settings is not None else None
     return FromPhotos(
         scene=scene, photos=len(photos), registered=registered, points=len(model.points), seconds=seconds, record=record
+    )
+
+
+def _alone(out: Path, emit: Emit) -> AbstractContextManager[None]:
+    """Holds the folder while cameras are found: of two at once, one would end when the other is done."""
+    return alone_in(
+        out, wait_s=LEAVE_S, say=lambda text: emit(events.note(text)), does="works", then="give the same command again"
     )
 
 
@@ -184,8 +194,10 @@ def _digest(photos: list[Path]) -> str:
 def make_whole(name: str, result: Path, make: Callable[[Path], None], emit: Emit) -> dict[str, float]:
     """Lets ``make`` write a file or folder beside its place and then gives it its name; the seconds that took.
 
-    Nothing if it is there already.
+    Nothing if it is there already. What a killed process left half-made is removed.
     """
+    for left in result.parent.glob(f".{result.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
     if result.exists():
         emit(events.note(f"{name}: there already"))
         return {}

@@ -237,8 +237,9 @@ class Keeper:
             if watch is not None:
                 watch(step, trainer)
         scores: dict[str, float] = {}
-        if config.eval_every and step % config.eval_every == 0 and step < config.steps:
-            scores = self._judge(journal, epoch)
+        if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
+            # After the last step all pictures are judged for the journal; these are the guard's, which knows no others.
+            scores = self._judge(journal if step < config.steps else None, epoch)
         if self._is_save_due(step):
             if journal is not None:
                 journal.sync()
