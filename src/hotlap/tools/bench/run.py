@@ -14,7 +14,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
-from hotlap.base.format import format_count, format_list
+from hotlap.base.format import format_count, format_list, format_target
 from hotlap.device.clocks import locked_clocks
 from hotlap.device.probe import require_cuda
 from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
@@ -80,7 +80,7 @@ def preview(config: BenchConfig) -> list[str]:
     plan = make_plan(config, about)
     return [
         *told,
-        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"target     {format_target(about.name, about.summary)}, {about.num_parameters:,} parameters",
         f"baseline   {plan.arms[0].name}",
         *(f"arm        {spec.name}" for spec in plan.arms[1:]),
         *(f"context    {spec.name}" for spec in plan.context),
