@@ -80,6 +80,8 @@ def test_counts_and_lists():
     assert f.format_count(8, "process", "processes") == "8 processes"
     assert f.format_list(["a", "b", "c"]) == "a, b and c"
     assert f.format_list([]) == ""
+    assert f.format_target("net", "a small one") == "net: a small one"
+    assert f.format_target("net", "") == "net"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))

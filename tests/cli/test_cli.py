@@ -107,6 +107,11 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         (["report", "x", "--formats", "md"], "hotlap report has no option '--formats'. Did you mean '--format'?"),
         (["bench", "x", "--jsn"], "hotlap bench has no option '--jsn'. Did you mean '--json'?"),
         (["bench", "x", "--zzz"], "hotlap bench has no option '--zzz'. 'hotlap bench --help' shows what it takes"),
+        (
+            ["bench", "--target", "x"],
+            "hotlap bench has no option '--target'. Leave its name out, as in 'hotlap bench unet",
+        ),
+        (["bench", "x", "--workload", "y"], "hotlap bench has no option '--workload'. 'hotlap bench --help' shows"),
         (["show", "a", "b"], "hotlap show does not take 'b'"),
         (["train", "x", "--sdpa", "slow"], "Expected one of math, flash, efficient, cudnn"),
         (

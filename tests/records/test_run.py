@@ -313,6 +313,7 @@ def test_the_folder_of_a_name_is_its_newest_run(three_runs):
     """As a shell completes it."""
     for text in (str(three_runs / "demo"), f"{three_runs / 'demo'}/"):
         assert resolve_run(text, three_runs / "nowhere") == three_runs / "demo/20260103-000000" / RECORD_NAME
+        assert load_record(text).path == str(three_runs / "demo/20260103-000000" / RECORD_NAME)
 
 
 def test_a_folder_that_only_shares_a_run_s_name_is_not_taken_for_it(three_runs, tmp_path, monkeypatch):

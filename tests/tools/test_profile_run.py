@@ -254,6 +254,7 @@ def test_records_are_compared_by_the_step_without_the_profiler(tmp_path, of_targ
     assert not diff["traced"] and diff["before"].endswith("(1)") and "takes 1.00x the time" in record.verdict.headline
     traced = format_ms(of_target.extra["profile"]["analysis"]["step_ms"])
     assert f"Parts are of the traced steps, {traced} before and {traced} after" in " ".join(record.notes)
+    assert re.search(r"convolution .* 0 ms *\n", printed(record)) and "-0 ms" not in printed(record)
 
 
 def test_a_record_without_a_profile_is_refused_by_name(tmp_path, of_target):

@@ -41,6 +41,11 @@ def _time_unit(size_ms: float) -> tuple[str, float]:
     return "ns", 1e-6
 
 
+def format_target(name: str, summary: str) -> str:
+    """A target and what it is, if it says so."""
+    return f"{name}: {summary}" if summary else name
+
+
 def format_ms(value: float | None, digits: int = 3) -> str:
     """A time given in milliseconds, in s, ms, µs or ns."""
     if value is None or not math.isfinite(value):

@@ -94,7 +94,7 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
     elif typing.get_origin(kind) is Literal:
         choices = "|".join(str(c) for c in typing.get_args(kind) if c != "")
         parser.add_argument(flag, dest=field.name, metavar=choices, help=doc)
-    elif kind is dict or typing.get_origin(kind) is dict:
+    elif _is_dict(kind):
         return  # given with --set name.key=value
     elif typing.get_origin(kind) is tuple:
         parser.add_argument(flag, dest=field.name, action="append", metavar="A,B", help=doc)
@@ -106,6 +106,10 @@ def _add_field(parser: Parser, verb: Verb, field: dataclasses.Field[Any], kind: 
 
 def _flag(field: dataclasses.Field[Any]) -> str:
     return "--" + str(field.metadata.get("flag", field.name.replace("_", "-")))
+
+
+def _is_dict(kind: Any) -> bool:
+    return kind is dict or typing.get_origin(kind) is dict
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
@@ -121,7 +125,7 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     cls = load_config_class(verb.config)
     parsed, unknown = build_parser(name, verb, cls).parse_known_args(arguments)
     if unknown:
-        raise _not_taken(name, cls, unknown)
+        raise _not_taken(name, verb, cls, unknown)
     given = vars(parsed)
     common = Common(given.pop("json_", False), given.pop("quiet_", False), given.pop("dry_run_", False))
     file, sets = given.pop("config", None), given.pop("set_", [])
@@ -134,14 +138,18 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
     return Request(resolve(cls, layers), common, tuple(arguments))
 
 
-def _not_taken(name: str, cls: type, words: list[str]) -> UsageError:
+def _not_taken(name: str, verb: Verb, cls: type, words: list[str]) -> UsageError:
     """What to tell of words that a verb does not take: the option that may have been meant."""
     help_ = f"'hotlap {name} --help' shows what it takes"
     option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
     if not option:
         return UsageError(f"hotlap {name} does not take {' '.join(words)!r}", remedy=help_)
-    fields = dataclasses.fields(cls)
     setting = _renamed().get(option, option.lstrip("-").replace("-", "_"))
+    if setting == verb.positional:
+        help_ = f"Leave its name out, as in {verb.example!r}"
+        return UsageError(f"hotlap {name} has no option {option!r}", remedy=help_)
+    kinds = typing.get_type_hints(cls)
+    fields = [f for f in dataclasses.fields(cls) if f.name != verb.positional and not _is_dict(kinds[f.name])]
     meant = [_flag(field) for field in fields if field.name == setting]
     meant = meant or get_close_matches(option, [*map(_flag, fields), *SHARED], n=1, cutoff=0.7)
     hint = f"Did you mean {meant[0]!r}? " if meant else ""

@@ -111,7 +111,8 @@ def _change_table(kind: str, rows: list[dict[str, Any]]) -> Table:
     table = _table(kind, "name", "before", "after", "change")
     for row in rows[:NUM_ROWS]:
         change = row["after_ms"] - row["before_ms"]
-        words = Text(("+" if change > 0 else "-") + format_ms(abs(change)), style="red" if change > 0 else "green")
+        sign, style = ("+", "red") if change > 0 else ("-", "green") if change else ("", "dim")
+        words = Text(sign + format_ms(abs(change)), style=style)
         name = Text(kernel_label(row["name"])[:80])
         table.add_row(name, format_ms(row["before_ms"]), format_ms(row["after_ms"]), words)
     return table

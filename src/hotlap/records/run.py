@@ -135,9 +135,9 @@ def save(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def load_record(path: Path | str) -> RunRecord:
-    """The record in a file or a run's folder."""
+    """The record in a file, a run's folder or the folder of a name."""
     path = Path(path)
-    file = path / RECORD_NAME if path.is_dir() else path
+    file = record_at(path) or path / RECORD_NAME
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotlap.base.errors import DeviceUnavailable, OutOfMemory, StorageError, TargetError, UnknownName
+from hotlap.base.errors import (
+    DeviceUnavailable,
+    EnvironmentUnusable,
+    OutOfMemory,
+    StorageError,
+    TargetError,
+    UnknownName,
+    WorkerDied,
+)
 from hotlap.cli.main import run as run_cli
 from hotlap.measure.arms import parse_arm
 from hotlap.records.measurement import Gate
@@ -66,6 +74,10 @@ class FailsInHalf(Base):
         if torch.is_autocast_enabled("cpu"):
             raise ValueError("no half here")
         return model(batch)
+
+class Fails(Base):
+    def predict(self, model, batch):
+        raise ValueError("eight are not five")
 
 class FailsLate(Base):
     "Its second timing process loses the half-precision arm."
@@ -371,6 +383,27 @@ def test_tuned_stands_for_the_fastest_settings_that_pass_the_gate(folder, jobs_i
     assert "cpu:tuned is cpu:threads=1 here." in left.notes
     [why] = [note for note in left.notes if note.startswith("cpu:bf16 was left out of the tuned CPU: ")]
     assert re.search(r"wrong answer, [a-z ]+ error [\d.e-]+, allowed [\d.e-]+$", why)
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_race_that_no_settings_finish_names_what_is_wrong_with_the_target(monkeypatch, aborts):
+    """Without --arms it comes first, and all it said was that none of its settings ran."""
+
+    def abort(run, candidates):
+        raise WorkerDied("the timing process died of SIGABRT")
+
+    if aborts:  # as compiled code does on a bad index
+        monkeypatch.setattr(run_module._Run, "_heat", abort)
+    with pytest.raises(TargetError, match=r"target 'bench_targets.py:Fails' raised ValueError .*: eight are not five"):
+        bench(config("Fails", arms=("cpu", "cpu:tuned")))
+
+
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_a_race_without_a_gate_names_why_none_of_its_settings_ran():
+    words = r"no CPU settings of 'bench_targets.py:Fails' ran .*: cpu gave ValueError at batch 4: eight are not five"
+    with pytest.raises(EnvironmentUnusable, match=words):
+        bench(config("Fails", arms=("cpu", "cpu:tuned"), gate=False))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_stages import MIB, NAMES, Day, fake_stages, gate, ran, trial
 
-from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory
+from hotlap.base.errors import ConfigError, HotlapError, OutOfMemory, TargetError
 from hotlap.base.settings import Layer, resolve
 from hotlap.cli.main import run as hotlap_command
 from hotlap.measure.arms import parse_arm
@@ -19,6 +19,7 @@ from hotlap.records.measurement import GateCheck
 from hotlap.records.run import load_record, resolve_run, save
 from hotlap.targets import MADE_UP_LOSS
 from hotlap.tools import bench as bench_tool
+from hotlap.tools.bench import run as bench_run
 from hotlap.tools.lap import LapConfig, lap, preview
 from hotlap.tools.lap import stages as real
 from hotlap.tools.lap.stages import Round, Skip, a_process_s, bench_processes, profile_after, search_budget_s
@@ -69,6 +70,18 @@ def test_a_lap_runs_its_stages_in_order_and_points_to_their_records(tmp_path):
 def test_the_code_to_paste_calls_a_model_with_as_many_inputs_as_the_lap_did(tmp_path):
     assert "model(inputs)" in lap_of(go(tmp_path / "one", input=("3x8x8",))).paste
     assert "model(*inputs)" in lap_of(go(tmp_path / "two", input=("8:int64:9", "8:bool"))).paste
+
+
+@pytest.mark.usefixtures("jobs_in_process")
+def test_a_model_that_raises_is_told_with_its_line_and_not_only_that_it_gave_no_time(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 3)\n")
+    target = f"{tmp_path / 'net.py'}:net"
+    monkeypatch.setattr(real, "run_job", bench_run.run_job)  # in this process, as the bench's own
+    round_ = Round(LapConfig(target=target, input=("5",), quick=True, doctor=False), tmp_path / "runs")
+    words = r"raised RuntimeError while it was measured: .*mat1 .*Does --input 5 fit it"
+    with pytest.raises(TargetError, match=words) as caught:
+        real.baseline(round_)
+    assert caught.value.exit_code == 2
 
 
 def test_a_lap_of_a_plain_module_says_that_its_loss_is_made_up(tmp_path):

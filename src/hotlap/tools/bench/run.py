@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
-from hotlap.base.errors import EnvironmentUnusable, HotlapError
+from hotlap.base.errors import EnvironmentUnusable, HotlapError, WorkerDied
 from hotlap.base.events import Emit, ignore
-from hotlap.base.format import format_count, format_list
+from hotlap.base.format import format_count, format_list, format_target
 from hotlap.device.clocks import locked_clocks
 from hotlap.device.probe import require_cuda
 from hotlap.measure.arms import ArmSpec, cpu_candidates, fewer_threads, parse_arm
@@ -80,7 +80,7 @@ def preview(config: BenchConfig) -> list[str]:
     plan = make_plan(config, about)
     return [
         *told,
-        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"target     {format_target(about.name, about.summary)}, {about.num_parameters:,} parameters",
         f"baseline   {plan.arms[0].name}",
         *(f"arm        {spec.name}" for spec in plan.arms[1:]),
         *(f"context    {spec.name}" for spec in plan.context),
@@ -209,8 +209,14 @@ class _Run:
         candidates = cpu_candidates(
             has_convolutions=about.has_convolutions, fast_bf16=about.fast_bf16, can_compile=about.can_compile
         )
-        rows = self._heat(candidates)
-        if any(row["median_ms"] is not None for row in rows):
+        try:
+            rows = self._heat(candidates)
+        except WorkerDied:  # compiled code aborts where plain code says what is wrong
+            self._find_fault(candidates[0])
+            raise
+        if not _by_time(rows):
+            self._find_fault(candidates[0])
+        else:
             leader = next(spec for spec in candidates if spec.name == _by_time(rows)[0])
             fewer = fewer_threads(leader, about.usable_cores)
             candidates += fewer
@@ -218,6 +224,11 @@ class _Run:
         winner = self._first_correct(_by_time(rows), rows)
         self.extra["tuned_cpu"] = {"candidates": rows, "chosen": winner}
         self._replace_tuned(next(spec for spec in candidates if spec.name == winner))
+
+    def _find_fault(self, plain: ArmSpec) -> None:
+        """Raises what is wrong with the target itself, if the gate meets it, too."""
+        if self.config.gate:
+            self._check_gates([plain.name])
 
     def _heat(self, candidates: Sequence[ArmSpec]) -> list[dict[str, Any]]:
         """One short process with all candidates: the median step of each, or why it has none."""
@@ -251,8 +262,9 @@ class _Run:
             self.failures = [f for f in self.failures if f.arm != name]
             why = _what_is_wrong(gate) if gate else "it failed"
             self.notes.append(f"{name} was left out of the tuned CPU: {why}")
+        why = next((f": {row['arm']} gave {row['error']}" for row in rows if row["error"]), "")
         raise EnvironmentUnusable(
-            f"no CPU settings of {self.config.target!r} ran and passed the gate",
+            f"no CPU settings of {self.config.target!r} ran and passed the gate{why}",
             remedy="Look at one with --arms cpu, or leave the CPU out with --arms cuda",
         )
 

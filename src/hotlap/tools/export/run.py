@@ -11,6 +11,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import EXIT_OUT_OF_MEMORY, EnvironmentUnusable, HotlapError, WorkerDied
 from hotlap.base.events import Emit, ignore
+from hotlap.base.format import format_target
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.compared import build_arm, compare_arms
 from hotlap.measure.deploy_files import FILES, Made, Reloaded
@@ -55,7 +56,7 @@ def preview(config: ExportConfig) -> list[str]:
     any_batch = "any batch" if config.dynamic_batch else f"batch {plan.batch} only"
     return [
         *plan.told,
-        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"target     {format_target(about.name, about.summary)}, {about.num_parameters:,} parameters",
         *(f"form       {row.form}: {FILES[row.form]}, timed as {row.arm}" for row in plan.rows),
         *(f"beside     {spec.name}" for spec in plan.beside if config.time),
         f"folder     {config.folder}, {any_batch}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
-from hotlap.base.errors import EXIT_OK, EnvironmentUnusable, HotlapError
+from hotlap.base.errors import EXIT_OK, EXIT_OUT_OF_MEMORY, EnvironmentUnusable, HotlapError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_percent, format_ratio
 from hotlap.base.stats import CLEAR_GAP
@@ -157,6 +157,9 @@ def baseline(lap: Round) -> RunRecord:
     )
     verdict = record.verdict
     if verdict is not None and verdict.exit_code != EXIT_OK:
+        if verdict.exit_code != EXIT_OUT_OF_MEMORY:
+            # Raises what is wrong with the target itself, with its line, if the gate's small step meets it, too.
+            _ask(lap, "gate", arms=[record.arms[0].name], batch=2, steps=1, mode=config.mode, seed=config.seed)
         raise StageFailed(verdict.headline, exit_code=verdict.exit_code)
     return record
 
@@ -172,9 +175,14 @@ def _plain_device(lap: Round) -> str:
     started = next((check for check in seen.checks if check.name == "cuda-start"), None) if seen else None
     if started is not None:
         return "cuda" if started.status in ("PASS", "WARN") else "cpu"
+    return "cuda" if _ask(lap, "describe")["num_cuda"] else "cpu"
+
+
+def _ask(lap: Round, job: str, **more: Any) -> Any:
+    """What a measuring process answers about the target."""
     config = lap.config
-    job = {"target": config.target, "options": config.workload, "inputs": list(config.input), "job": "describe"}
-    return "cuda" if run_job(job, timeout_s=config.timeout_s)["num_cuda"] else "cpu"
+    common = {"target": config.target, "options": config.workload, "inputs": list(config.input), "job": job}
+    return run_job({**common, **more}, timeout_s=config.timeout_s)
 
 
 def profile_before(lap: Round) -> RunRecord:

@@ -10,7 +10,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, HotlapError, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
-from hotlap.base.format import format_count, format_rate, format_s
+from hotlap.base.format import format_count, format_rate, format_s, format_target
 from hotlap.engine.config import CHECKPOINTS, TrainConfig, find_training
 from hotlap.engine.place import find_place
 from hotlap.engine.supervise import supervise
@@ -152,7 +152,7 @@ def preview(config: TrainConfig) -> list[str]:
     workload = load_target(config.target, config.workload, config.input)
     data = workload.train_data()
     batch = config.batch or workload.default_batch
-    lines = [f"target     {workload.name}: {workload.summary}"]
+    lines = [f"target     {format_target(workload.name, workload.summary)}"]
     if data is None:
         return [*lines, f"data       none of its own: {16 * batch} samples drawn by make_batch"]
     steps = -(-len(data) // batch)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
-from hotlap.base.format import format_rate
+from hotlap.base.format import format_rate, format_target
 from hotlap.device.probe import require_cuda
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
@@ -140,7 +140,7 @@ def preview(config: TuneConfig) -> list[str]:
     sizes = f"{space.batch}" if space.fixed else f"from {space.batch}, at most {space.max_batch}"
     sizes = ", ".join(map(str, space.sizes)) or sizes
     return [
-        f"target     {about.name}: {about.summary}, {about.num_parameters:,} parameters",
+        f"target     {format_target(about.name, about.summary)}, {about.num_parameters:,} parameters",
         f"objective  {Goal(config.objective, config.p95_ms).says()}",
         *(f"arm        {arm.name}" for arm in space.firsts),
         *(f"then       {arm.name}, and the like for the leader" for arm in space.switched(leader)),
