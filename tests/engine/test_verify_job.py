@@ -7,6 +7,7 @@ import torch
 from fake_recorder import use_fake_recorders
 from torch import nn
 
+from hotlap.base.errors import UsageError
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import GraphedPasses
@@ -16,6 +17,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
+from hotlap.segment import served
 
 CONV = """
 import torch
@@ -335,6 +337,24 @@ def test_a_format_that_the_consumer_gave_the_model_is_told_from_the_models_own(b
     model(x := torch.randn(2, 3, 8, 8, dtype=torch.bfloat16))
     observer.count(x)
     assert observer.seen(None).dtypes == [seen]
+
+
+CELLS = {"model": "unet", "width": 2, "size": 64}
+
+
+@pytest.mark.parametrize(("told", "ran"), [("cpu:bf16", "bfloat16"), ("cpu", "float32")])
+def test_what_is_watched_is_what_a_target_of_its_own_kind_is_served_by(monkeypatch, told, ran):
+    """Tiles through a workload of their own, which may be loaded as another arm than the profile's."""
+    monkeypatch.setattr(served, "arm_on", lambda arm, device: parse_arm(told))
+    seen = watch({"mode": "infer", "target": "cells", "options": CELLS, "arm": "cpu:bf16", "batch": 3}, quiet)
+    assert seen.batches == [3, 3, 3] and ran in seen.dtypes
+
+
+def test_a_target_that_is_served_without_a_model_cannot_be_watched():
+    with pytest.raises(
+        UsageError, match="what 'hotlap serve splat' runs cannot be watched: model 'splat' has no scene"
+    ):
+        watch({"mode": "infer", "target": "splat", "arm": "cpu", "batch": 2}, quiet)
 
 
 SELF_MADE = """

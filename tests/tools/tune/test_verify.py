@@ -9,8 +9,9 @@ import pytest
 from hotlap.base.errors import RecordError
 from hotlap.cli.main import run as command
 from hotlap.engine import tuned as engine_tuned
-from hotlap.engine import verify_job
+from hotlap.measure import served_workload
 from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile
 from hotlap.tools.tune import TuneConfig, tune
 from hotlap.tools.tune.verify import compare
@@ -79,11 +80,11 @@ def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
 
 @pytest.mark.usefixtures("stored")
 def test_a_server_that_runs_another_batch_than_its_profile_is_caught(monkeypatch):
-    class Halved(verify_job.LoadedWorkload):
+    class Halved(LoadedWorkload):
         def __init__(self, workload, arm, rows):
             super().__init__(workload, arm, rows // 2)
 
-    monkeypatch.setattr(verify_job, "LoadedWorkload", Halved)
+    monkeypatch.setattr(served_workload, "LoadedWorkload", Halved)
     record = tune(config(mode="infer"))
     assert record.verdict.headline == "hotlap serve does not use the profile: batch is 3, expected 6"
 
