@@ -350,10 +350,8 @@ def test_what_is_watched_is_what_a_target_of_its_own_kind_is_served_by(monkeypat
     assert seen.batches == [3, 3, 3] and ran in seen.dtypes
 
 
-def test_a_target_that_is_served_without_a_model_cannot_be_watched():
-    with pytest.raises(
-        UsageError, match="what 'hotlap serve splat' runs cannot be watched: model 'splat' has no scene"
-    ):
+def test_a_target_that_is_served_without_arms_has_none_to_watch():
+    with pytest.raises(UsageError, match="'hotlap serve splat' runs it in one way, whatever a profile says"):
         watch({"mode": "infer", "target": "splat", "arm": "cpu", "batch": 2}, quiet)
 
 

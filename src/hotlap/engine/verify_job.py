@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
-from hotlap.base.errors import ConfigError, UsageError
+from hotlap.base.errors import UsageError
 from hotlap.device.kept_memory import is_memory_kept
 from hotlap.device.layout import has_convolutions, is_channels_last
 from hotlap.device.precision import fp32_precision
@@ -248,12 +248,11 @@ def _watch_serving(job: dict[str, Any], observer: Observer) -> Observed:
         arm=arm.name,
         rows=job["batch"],
     )
+    kind = SERVABLES.get(target) if target in SERVABLES else WorkloadServable
+    if not getattr(kind, "takes_arm", True):
+        raise UsageError(f"'hotlap serve {target}' runs it in one way, whatever a profile says")
     with _watched_loading(observer) as examples:
-        try:
-            servable = SERVABLES.get(target)(spec) if target in SERVABLES else WorkloadServable(spec)
-            loaded = servable.load(arm.torch_device)
-        except ConfigError as error:
-            raise UsageError(f"what 'hotlap serve {target}' runs cannot be watched: {error.what}") from error
+        loaded = kind(spec).load(arm.torch_device)
     if not (arm.graph or arm.compile):  # of those, hooks saw what was recorded or traced, and see nothing more
         observer.forget()
     for example in examples[-1:] * NUM_STEPS:
