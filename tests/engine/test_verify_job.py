@@ -417,6 +417,14 @@ def test_a_batch_that_does_not_fit_is_not_counted(folder, mode):
     assert set(seen.batches) == {4} and seen.micro == (4 if mode == "train" else None)
 
 
+def test_a_batch_that_a_compiled_server_could_not_hold_is_not_counted(folder, monkeypatch):
+    """Its first passes are kept, for hooks see nothing of later ones."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    (folder / "short.py").write_text(SHORT)
+    job = {"mode": "infer", "target": "short.py:net", "inputs": ["4"], "arm": "cpu:compile", "batch": 8}
+    assert max(watch(job, quiet).batches) == 4
+
+
 @pytest.mark.parametrize("kernels", [False, True])
 def test_kernels_of_ours_are_seen(odd, kernels):
     seen = watch(train_job(target="odd.py:Kernelled", input=("4",), batch=4, kernels=kernels), quiet)

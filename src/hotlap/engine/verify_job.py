@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ MOST_STEPS = 60
 """Of a training that records: in short epochs each second batch may be a ragged one, with a shape of its own."""
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
 """Layers that autocast runs in the short format."""
+LAID_OUT = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Layers whose weights have a memory format."""
 OUTSIDE_BACKWARD = -1
 """Autograd's number of the backward pass under way, where none is."""
 
@@ -64,6 +66,8 @@ class Observed:
     """Number formats of what the layers gave that autocast is for; where there is none, what autocast was set to."""
     channels_last: bool | None = None
     """How convolutions wrote their output; None where that cannot be told, or is the model's own doing."""
+    weights_last: bool | None = None
+    """How most of their weights lie; None where that cannot be told."""
     compiled: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
@@ -166,7 +170,8 @@ class Observer:
         return Observed(
             batches=list(self.batches),
             dtypes=sorted(set(self.cast or self.autocast)),
-            channels_last=sum(self.layouts) * 2 >= len(self.layouts) if self.layouts else None,
+            channels_last=_most(self.layouts),
+            weights_last=_most(self._weights()),
             compiled=any(self.compiled),
             tf32=fp32_precision()["matmul"] == "tf32",
             cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
@@ -182,6 +187,14 @@ class Observer:
             num_recomputed=self.num_recomputed,
             sdpa=list(self.sdpa),
         )
+
+    def _weights(self) -> list[bool]:
+        found = [] if self.model is None else [m.weight for m in self.model.modules() if isinstance(m, LAID_OUT)]
+        return [last for weight in found if (last := is_channels_last(weight)) is not None]
+
+
+def _most(layouts: Sequence[bool]) -> bool | None:
+    return sum(layouts) * 2 >= len(layouts) if layouts else None
 
 
 class _Watched:
