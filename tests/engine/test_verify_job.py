@@ -7,6 +7,7 @@ import torch
 from fake_recorder import use_fake_recorders
 from torch import nn
 
+from hotlap.base.errors import UsageError
 from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.graphs import GraphedPasses
@@ -16,6 +17,7 @@ from hotlap.measure.arms import parse_arm
 from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
+from hotlap.segment import served
 
 CONV = """
 import torch
@@ -337,6 +339,22 @@ def test_a_format_that_the_consumer_gave_the_model_is_told_from_the_models_own(b
     assert observer.seen(None).dtypes == [seen]
 
 
+CELLS = {"model": "unet", "width": 2, "size": 64}
+
+
+@pytest.mark.parametrize(("told", "ran"), [("cpu:bf16", "bfloat16"), ("cpu", "float32")])
+def test_what_is_watched_is_what_a_target_of_its_own_kind_is_served_by(monkeypatch, told, ran):
+    """Tiles through a workload of their own, which may be loaded as another arm than the profile's."""
+    monkeypatch.setattr(served, "arm_on", lambda arm, device: parse_arm(told))
+    seen = watch({"mode": "infer", "target": "cells", "options": CELLS, "arm": "cpu:bf16", "batch": 3}, quiet)
+    assert seen.batches == [3, 3, 3] and ran in seen.dtypes
+
+
+def test_a_target_that_is_served_without_arms_has_none_to_watch():
+    with pytest.raises(UsageError, match="'hotlap serve splat' runs it in one way, whatever a profile says"):
+        watch({"mode": "infer", "target": "splat", "arm": "cpu", "batch": 2}, quiet)
+
+
 SELF_MADE = """
 import torch
 from torch import nn
@@ -397,6 +415,14 @@ def test_a_batch_that_does_not_fit_is_not_counted(folder, mode):
     job = {"mode": "infer", "target": "short.py:net", "inputs": ["4"], "arm": "cpu", "batch": 8}
     seen = watch(train_job(target="short.py:net", input=("4",), batch=8) if mode == "train" else job, quiet)
     assert set(seen.batches) == {4} and seen.micro == (4 if mode == "train" else None)
+
+
+def test_a_batch_that_a_compiled_server_could_not_hold_is_not_counted(folder, monkeypatch):
+    """Its first passes are kept, for hooks see nothing of later ones."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    (folder / "short.py").write_text(SHORT)
+    job = {"mode": "infer", "target": "short.py:net", "inputs": ["4"], "arm": "cpu:compile", "batch": 8}
+    assert max(watch(job, quiet).batches) == 4
 
 
 @pytest.mark.parametrize("kernels", [False, True])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotlap.records import codec
 from hotlap.records.codec import decode, encode
 
 
@@ -59,6 +60,24 @@ def test_what_is_not_finite_becomes_null_and_reads_as_nan(value):
     data = encode(Inner(size=1, weight=value))
     assert data == {"size": 1, "weight": None}
     assert math.isnan(decode(Inner, data).weight)
+
+
+def test_samples_are_encoded_in_one_go(monkeypatch):
+    """A search saves its record after each trial, with as many samples as a fast model has steps."""
+    calls = []
+
+    def counted(value):
+        calls.append(value)
+        return real(value)
+
+    real = codec.encode
+    monkeypatch.setattr(codec, "encode", counted)
+    samples = [0.5, math.inf, 2.0] * 1000
+    assert counted({"ms": samples}) == {"ms": [0.5, None, 2.0] * 1000} and len(calls) == 2
+    assert counted({"mixed": [1, 2.5, True, math.nan, None], "none": []}) == {
+        "mixed": [1, 2.5, True, None, None],
+        "none": [],
+    }
 
 
 def test_paths_sets_and_numpy_numbers_are_plain():

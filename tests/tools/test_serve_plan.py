@@ -56,6 +56,18 @@ def test_a_stale_profile_is_not_used_and_says_why(stored):
     assert "is stale and not used: torch was 1.0" in told
 
 
+def test_a_target_without_arms_gets_none_and_an_arm_that_was_asked_for_is_told(stored):
+    """Its profile is not said to be used, for it would not be."""
+    store, profile = stored
+    store.save(dataclasses.replace(profile, key=dataclasses.replace(profile.key, target="splat")))
+    for arm, told in (("", False), ("bf16", True)):
+        heard = []
+        config = ServeConfig(models=("splat",), workload=TINY, arm=arm)
+        (spec,) = plan_models(config, "cpu", lambda event, heard=heard: heard.append(event.text), store)
+        assert (spec.arm, spec.rows) == ("", 0) and not any("uned" in text for text in heard)
+        assert ("Model 'splat' is run in one way: arm = 'bf16' is not for it." in heard) == told
+
+
 def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
     _, told = planned(ProfileStore(tmp_path))
     assert "'unet' has no weights" in told and "'unet' was never tuned here" in told

@@ -7,9 +7,10 @@ recorded; replays are counted by the step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
+from hotlap.base.errors import UsageError
 from hotlap.device.kept_memory import is_memory_kept
 from hotlap.device.layout import has_convolutions, is_channels_last
 from hotlap.device.precision import fp32_precision
@@ -27,17 +29,18 @@ from hotlap.engine.config import TrainConfig
 from hotlap.engine.loop import Trainer
 from hotlap.engine.parts import allowed_attention, pick_device
 from hotlap.engine.split import num_samples
-from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.measure.arms import parse_arm
 from hotlap.measure.folded import NORMS
 from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
-from hotlap.measure.servable import Rows
+from hotlap.measure.servable import ModelSpec, Rows
+from hotlap.measure.served_workload import WorkloadServable
 from hotlap.measure.session import kernel_layers
 from hotlap.measure.shuffled import ShuffledConvTranspose2d
 from hotlap.measure.unbiased import CONVOLUTIONS
 from hotlap.records.codec import decode
-from hotlap.targets import load_target
+from hotlap.targets import SERVABLES, load_target
 from hotlap.workload import Batch, Workload, adopt, optimizer_of
 
 NUM_STEPS = 3
@@ -45,6 +48,8 @@ MOST_STEPS = 60
 """Of a training that records: in short epochs each second batch may be a ragged one, with a shape of its own."""
 CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.RNNBase)
 """Layers that autocast runs in the short format."""
+LAID_OUT = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Layers whose weights have a memory format."""
 OUTSIDE_BACKWARD = -1
 """Autograd's number of the backward pass under way, where none is."""
 
@@ -61,6 +66,8 @@ class Observed:
     """Number formats of what the layers gave that autocast is for; where there is none, what autocast was set to."""
     channels_last: bool | None = None
     """How convolutions wrote their output; None where that cannot be told, or is the model's own doing."""
+    weights_last: bool | None = None
+    """How most of their weights lie; None where that cannot be told."""
     compiled: bool = False
     tf32: bool = False
     cudnn_benchmark: bool = False
@@ -163,7 +170,8 @@ class Observer:
         return Observed(
             batches=list(self.batches),
             dtypes=sorted(set(self.cast or self.autocast)),
-            channels_last=sum(self.layouts) * 2 >= len(self.layouts) if self.layouts else None,
+            channels_last=_most(self.layouts),
+            weights_last=_most(self._weights()),
             compiled=any(self.compiled),
             tf32=fp32_precision()["matmul"] == "tf32",
             cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
@@ -179,6 +187,14 @@ class Observer:
             num_recomputed=self.num_recomputed,
             sdpa=list(self.sdpa),
         )
+
+    def _weights(self) -> list[bool]:
+        found = [] if self.model is None else [m.weight for m in self.model.modules() if isinstance(m, LAID_OUT)]
+        return [last for weight in found if (last := is_channels_last(weight)) is not None]
+
+
+def _most(layouts: Sequence[bool]) -> bool | None:
+    return sum(layouts) * 2 >= len(layouts) if layouts else None
 
 
 class _Watched:
@@ -213,8 +229,8 @@ def watch(job: dict[str, Any], listen: Listen) -> Observed:
         workload = load_target(config.target, config.workload, config.input)
         seen, is_asked = _watch_training(workload, config, observer), config.channels_last
     else:
-        workload, arm = load_target(job["target"], job.get("options"), job.get("inputs", ())), parse_arm(job["arm"])
-        seen, is_asked = _watch_serving(workload, arm, job["batch"], observer), arm.channels_last
+        workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+        seen, is_asked = _watch_serving(job, observer), parse_arm(job["arm"]).channels_last
     if (
         seen.channels_last
         and not is_asked
@@ -234,23 +250,48 @@ def _lays_itself_out(workload: Workload, most: int, training: bool) -> bool:
     return plain.seen(None).channels_last is True
 
 
-def _watch_serving(workload: Workload, arm: ArmSpec, batch: int, observer: Observer) -> Observed:
-    """A few full batches through the model as a server holds it."""
-    watched = adopt(_Watched(workload, observer), workload.name)
-
-    class Served(LoadedWorkload):
-        def _warm(self, example: Rows, rows: int) -> tuple[int, Tensor]:
-            observer.forget()  # until here the model was only asked for its inputs
-            return super()._warm(example, rows)
-
-    served = Served(watched, arm, batch)
+def _watch_serving(job: dict[str, Any], observer: Observer) -> Observed:
+    """A few full batches through the model as ``hotlap serve`` holds it: some targets have a servable of their own."""
+    target, arm = job["target"], parse_arm(job["arm"])
+    spec = ModelSpec(
+        name=target,
+        target=target,
+        options=job.get("options") or {},
+        inputs=tuple(job.get("inputs", ())),
+        arm=arm.name,
+        rows=job["batch"],
+    )
+    kind = SERVABLES.get(target) if target in SERVABLES else WorkloadServable
+    if not getattr(kind, "takes_arm", True):
+        raise UsageError(f"'hotlap serve {target}' runs it in one way, whatever a profile says")
+    with _watched_loading(observer) as examples:
+        loaded = kind(spec).load(arm.torch_device)
     if not (arm.graph or arm.compile):  # of those, hooks saw what was recorded or traced, and see nothing more
         observer.forget()
-    inputs = served.signature.inputs
-    rows = tuple(torch.zeros(served.signature.rows, *spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
-    for _ in range(NUM_STEPS):
-        served.run(rows)
+    for example in examples[-1:] * NUM_STEPS:
+        loaded.begin([tuple(t[:1].repeat(loaded.signature.rows, *[1] * (t.ndim - 1)) for t in example)])()
     return observer.seen(None)
+
+
+@contextlib.contextmanager
+def _watched_loading(observer: Observer) -> Iterator[list[Rows]]:
+    """Models that are loaded to be served inside the block are watched; their example inputs are written down."""
+    begin, warm = LoadedWorkload.__init__, LoadedWorkload._warm
+    examples: list[Rows] = []
+
+    def watched(self: LoadedWorkload, workload: Workload, *given: Any, **named: Any) -> None:
+        begin(self, adopt(_Watched(workload, observer), workload.name), *given, **named)
+
+    def warmed(self: LoadedWorkload, example: Rows, rows: int) -> tuple[int, Tensor]:
+        observer.forget()  # until here the model was only asked for its inputs
+        examples.append(example)
+        return warm(self, example, rows)
+
+    LoadedWorkload.__init__, LoadedWorkload._warm = watched, warmed  # type: ignore[method-assign]
+    try:
+        yield examples
+    finally:
+        LoadedWorkload.__init__, LoadedWorkload._warm = begin, warm  # type: ignore[method-assign]
 
 
 def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:

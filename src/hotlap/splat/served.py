@@ -58,6 +58,8 @@ class SplatServable:
 
     threshold = 0.5
     is_heavy = False
+    takes_arm = False
+    """Splats are drawn in one way."""
 
     def __init__(self, spec: ModelSpec) -> None:
         if not spec.weights:

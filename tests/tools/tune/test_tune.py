@@ -27,6 +27,7 @@ from hotlap.records.environment import capture
 from hotlap.records.run import load_record
 from hotlap.records.tuned import ProfileStore, only_search, read_profile, write_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
+from hotlap.tools.tune import export as tune_export
 from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.rows import Config, GateRow, Row
@@ -255,6 +256,17 @@ def test_what_was_exported_is_said(folder, mode):
     assert found(record)["profile"]["record"] == str(folder / Path(record.path)), (
         "which is found from other folders, too"
     )
+
+
+def test_an_export_that_finds_no_room_does_not_make_the_search_fail(folder, jobs_in_process, monkeypatch):
+    def full(path, text):
+        raise StorageError(f"cannot write {str(path)!r}: No space left on device")
+
+    monkeypatch.setattr(tune_export, "write_atomic", full)
+    with pytest.raises(StorageError, match=r"cannot write 'deploy/batch_sizes\.json': No space left on device"):
+        tune(config(batch=4, mode="infer", arms=("cpu",), export=Path("deploy")))
+    record = load_record(next((folder / "runs").glob("*/*")))
+    assert (record.status, record.verdict.outcome) == ("complete", "tuned") and Path(found(record)["stored"]).is_file()
 
 
 def test_an_export_without_a_winner_is_told(folder, jobs_in_process, monkeypatch):

@@ -146,12 +146,15 @@ def test_the_snippets_are_python_with_the_arguments_of_each_trainer(tmp_path):
     )
 
 
+IEEE = 'torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32'
+
+
 @pytest.mark.parametrize(
     ("arm", "by_hand"),
     [
-        ("cuda", ['torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32']),
+        ("cuda", [IEEE]),
         ("cuda:tf32", ['torch.set_float32_matmul_precision("high")']),
-        ("cuda:bf16", []),
+        ("cuda:bf16", [IEEE]),
         ("cpu", []),
     ],
 )

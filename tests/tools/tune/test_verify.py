@@ -8,9 +8,11 @@ import pytest
 
 from hotlap.base.errors import RecordError
 from hotlap.cli.main import run as command
+from hotlap.engine import parts
 from hotlap.engine import tuned as engine_tuned
-from hotlap.engine import verify_job
+from hotlap.measure import served_workload
 from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile
 from hotlap.tools.tune import TuneConfig, tune
 from hotlap.tools.tune.verify import compare
@@ -78,12 +80,19 @@ def test_a_consumer_that_ignores_the_profile_is_caught(monkeypatch):
 
 
 @pytest.mark.usefixtures("stored")
+def test_a_trainer_that_lays_out_its_batches_alone_is_caught(monkeypatch):
+    monkeypatch.setattr(parts, "lay_out", lambda model: model)
+    verdict = tune(config()).verdict
+    assert verdict.headline.endswith("layout is channels_last, but for the weights, expected channels_last")
+
+
+@pytest.mark.usefixtures("stored")
 def test_a_server_that_runs_another_batch_than_its_profile_is_caught(monkeypatch):
-    class Halved(verify_job.LoadedWorkload):
+    class Halved(LoadedWorkload):
         def __init__(self, workload, arm, rows):
             super().__init__(workload, arm, rows // 2)
 
-    monkeypatch.setattr(verify_job, "LoadedWorkload", Halved)
+    monkeypatch.setattr(served_workload, "LoadedWorkload", Halved)
     record = tune(config(mode="infer"))
     assert record.verdict.headline == "hotlap serve does not use the profile: batch is 3, expected 6"
 
@@ -132,6 +141,10 @@ SEEN = {
         ("cuda:tf32+compile+cudnn_benchmark", {"batches": [4, 4]}, ["batch"]),
         ("cuda:tf32+compile+cudnn_benchmark", {"batches": []}, ["batch"]),
         ("cuda:tf32+compile+cudnn_benchmark", {"micro": 3}, ["batch"]),
+        ("cpu:channels_last+compile", {"channels_last": True, "weights_last": True}, []),
+        ("cpu:channels_last+compile", {"channels_last": True, "weights_last": False}, ["layout"]),
+        ("cpu:channels_last+compile", {"channels_last": False, "weights_last": True}, ["layout"]),
+        ("cpu:compile", {"channels_last": False, "weights_last": True}, []),
         ("cpu:threads=1+compile", {}, ["threads"]),
         ("cpu:compile+fused", {}, ["fused"]),
         ("cpu:compile+keep_memory", {}, ["keep_memory"]),

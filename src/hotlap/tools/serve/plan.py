@@ -111,6 +111,10 @@ def _plan(config: ServeConfig, spec: ModelSpec, device: str, emit: Emit, store: 
     name = spec.name
     if not spec.weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
+    if target in SERVABLES and not getattr(SERVABLES.get(target), "takes_arm", True):
+        if spec.arm:
+            emit(events.warn(f"Model {name!r} is run in one way: arm = {spec.arm!r} is not for it."))
+        return dataclasses.replace(spec, arm="")
     if not config.tuned or spec.arm:
         return spec
     question = Question(target=spec.target, mode="infer", options=spec.options, inputs=list(spec.inputs), device=device)

@@ -160,8 +160,9 @@ def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
     }
     loader = {"batch_size": profile.batch}
     by_hand = _by_hand(arm, volumes)
-    by_hand += ['torch.set_float32_matmul_precision("high")'] if arm.precision == "tf32" else []
-    if arm.precision == "fp32" and arm.device == "cuda":
+    if arm.precision == "tf32":
+        by_hand.append('torch.set_float32_matmul_precision("high")')
+    elif arm.device == "cuda":  # as it was measured; the other trainer has an argument for it
         by_hand.append('torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32')
     by_hand += ["hotlap.measure.recompute.recompute_blocks(model)"] if arm.recompute else []
     return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, by_hand)

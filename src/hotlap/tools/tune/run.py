@@ -97,7 +97,9 @@ def _search(run: _Run) -> RunRecord:
     except HotlapError as error:
         run.close("failed", str(error))
         raise
-    return run.close("complete")
+    record = run.close("complete")
+    # Only now: a search that found its winner is whole, also where the exports have no room.
+    return run.export(run.config.export) if run.config.export is not None else record
 
 
 def space_of(config: TuneConfig, about: Description) -> Space:
@@ -224,19 +226,19 @@ class _Run:
             write_profile(self.profile, self.folder / PROFILE_NAME)
             self._store(self.profile)
         self.outcome = outcome
-        if self.config.export is not None:
-            self._export(self.config.export)
 
-    def _export(self, folder: Path) -> None:
+    def export(self, folder: Path) -> RunRecord:
+        """The record of the search, with a word on what was written into ``folder``."""
         if self.profile is None:
             self._warn(f"Nothing was written into {folder}: there is no winner to export.")
-            return
+            return self.close("complete")
         files = write_exports(self.profile, self.lab.rows, self.about, folder)
         self.notes.append(f"Exported {', '.join(str(file) for file in files)}.")
         if self.config.mode == "train":
             self.notes.append(
                 "A Triton config.pbtxt is written of a search --for infer: training steps say nothing of it."
             )
+        return self.close("complete")
 
     def _make_profile(self, outcome: Outcome) -> TunedProfile:
         assert outcome.winner is not None and outcome.confirmed is not None

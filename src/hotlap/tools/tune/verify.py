@@ -105,7 +105,9 @@ def compare(profile: TunedProfile, seen: dict[str, Any]) -> list[Check]:
     if seen["channels_last"] is not None:
         layouts = {True: "channels_last", False: "contiguous"}
         saw, asked = seen["channels_last"], arm.channels_last
-        found.append(_check("layout", saw == asked, layouts[saw], layouts[asked]))
+        lie = seen.get("weights_last")
+        told = layouts[saw] + (", but for the weights" if asked and saw and lie is False else "")
+        found.append(_check("layout", told == layouts[asked], told, layouts[asked]))
     if profile.key.mode == "train":
         count = seen["num_replays"]
         why = seen.get("why_not")
