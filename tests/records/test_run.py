@@ -175,7 +175,7 @@ def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
     (tmp_path / "runs").write_text("a file in the way")
-    with pytest.raises(StorageError, match=r"cannot create .*Not a directory.*--runs"):
+    with pytest.raises(StorageError, match=r"cannot create .*Not a directory.*--runs or --out"):
         run_folder(tmp_path / "runs", "demo")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName
+from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, UsageError
 from hotlap.measure.distances import total_error
 from hotlap.measure.session import use_kernels
 from hotlap.segment.layers import InstanceNorm
@@ -215,6 +215,21 @@ def test_smp_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "segmentation_models_pytorch", None)
     with pytest.raises(EnvironmentUnusable, match=r"'smp:unet/resnet18' needs .*hotlap\[smp\]"):
         build_net("smp:unet/resnet18")
+
+
+@pytest.mark.parametrize("encoder", ["tu-vit_tiny_patch16_224", "tu-vit_small_patch16_dinov3"])
+def test_transformers_of_smp_take_any_size(encoder):
+    pytest.importorskip("segmentation_models_pytorch")
+    net = build_net(f"smp:dpt/{encoder}", maps=2).eval()
+    with torch.no_grad():
+        assert net(torch.rand(1, 3, 70, 33)).shape == (1, 2, 70, 33)
+
+
+def test_a_network_of_smp_for_one_size_is_named():
+    pytest.importorskip("segmentation_models_pytorch")
+    net = build_net("smp:unet/tu-swin_tiny_patch4_window7_224").eval()
+    with pytest.raises(UsageError, match=r"'smp:unet/tu-swin.*' cannot see images of 64x96: .*any size"):
+        net(torch.rand(1, 3, 50, 90))
 
 
 def test_smp_networks_take_any_size():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotlap.segment.done import Done, prepare
 from hotlap.segment.predict import Beside
-from hotlap.segment.reading import Loaded, Reader
+from hotlap.segment.reading import Bad, Loaded, Reader, Reading
 
 PICTURE = np.zeros((10, 10, 3), np.uint8)
 
@@ -33,6 +35,17 @@ class Counted:
             time.sleep(0.01)
         time.sleep(0.05)
         return self.num == expected
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, no_hang):
+    """Whoever opens a pipe waits for its other end, and so did the run, through Ctrl-C, too."""
+    prepare(tmp_path / "out")
+    reading = Reading(done=Done(tmp_path / "out", {}), most_pixels=100, redo=False)
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    for path, words in {"pipe.png": "it is no file", "folder.png": "it is no file", "gone.png": "No such file"}.items():
+        (bad,) = reading.items("a", tmp_path / path)
+        assert isinstance(bad, Bad) and words in bad.reason
 
 
 @pytest.mark.parametrize(("ahead", "most_bytes", "waiting"), [(5, 10_000, 5), (50, 1_500, 5), (50, 299, 1)])

@@ -88,7 +88,7 @@ def run_folder(root: Path, name: str) -> Path:
         except OSError as error:
             raise StorageError(
                 f"cannot create {str(folder)!r}: {error.strerror or error}",
-                remedy="Free some space or choose another folder with --runs",
+                remedy="Free some space or choose another folder with --runs or --out",
             ) from error
         return folder
     raise StorageError(f"no free name under {str(root / safe)!r}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, did_you_mean
+from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, UsageError, did_you_mean
 from hotlap.segment.heads import MARK, head_maps, usual_head
 from hotlap.segment.hrnet import HRNet
 from hotlap.segment.layers import FittedNet
@@ -81,11 +82,14 @@ class _FromSmp(FittedNet):
                 f"model {name!r} needs segmentation_models_pytorch, which is not installed",
                 remedy="pip install 'hotlap[smp]'",
             ) from error
+        self.name = name
         architecture, _, encoder = name.removeprefix(SMP).partition("/")
+        make = partial(
+            smp.create_model, architecture, encoder or "resnet34", encoder_weights=None, in_channels=in_channels,
+            classes=maps,
+        )  # fmt: skip
         try:
-            self.net = smp.create_model(
-                architecture, encoder or "resnet34", encoder_weights=None, in_channels=in_channels, classes=maps
-            )
+            self.net = _of_any_size(make) if architecture.lower() == "dpt" else make()
         except (KeyError, ValueError, RuntimeError) as error:
             raise UnknownName(
                 f"model {name!r} is not one of segmentation_models_pytorch: {error}",
@@ -93,5 +97,21 @@ class _FromSmp(FittedNet):
             ) from error
 
     def scores(self, image: Tensor) -> Tensor:
-        found: Tensor = self.net(image)
+        try:
+            found: Tensor = self.net(image)
+        except AssertionError as error:  # how timm refuses a size
+            height, width = image.shape[-2:]
+            raise UsageError(
+                f"model {self.name!r} cannot see images of {height}x{width}: {error}",
+                expected="an encoder for images of any size",
+                remedy="Most with convolutions are, as resnet34, and of transformers mit_b0",
+            ) from error
         return found
+
+
+def _of_any_size(make: Callable[..., nn.Module]) -> nn.Module:
+    """A vision transformer: for one size unless it is told otherwise, which not every one can be."""
+    try:
+        return make(dynamic_img_size=True)
+    except TypeError:
+        return make()

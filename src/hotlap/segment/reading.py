@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hotlap.base.errors import HotlapError
+from hotlap.base.errors import DataError, HotlapError
 from hotlap.data.micrograph import page_name, read_pictures
 from hotlap.segment.done import Done, content_digest
 from hotlap.segment.normalise import normalise
@@ -65,6 +65,8 @@ class Reading:
         The first ``begin`` of these are left out, and not decoded.
         """
         try:
+            if path.exists() and not path.is_file():  # to open a pipe waits for ever
+                raise DataError("it is no file")
             digest = content_digest(path)
             entries, num_pages = self.done.pages(name, digest) if not self.redo else ([], 0)
             if entries and begin == 0:
