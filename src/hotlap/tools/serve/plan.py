@@ -111,7 +111,7 @@ def _plan(config: ServeConfig, spec: ModelSpec, device: str, emit: Emit, store: 
     name = spec.name
     if not spec.weights:
         emit(events.warn(f"Model {name!r} has no weights: its answers mean nothing. --weights {name}=FILE gives them."))
-    if target in SERVABLES and not getattr(SERVABLES.get(target), "takes_arm", True):
+    if spec.target in SERVABLES and not getattr(SERVABLES.get(spec.target), "takes_arm", True):
         if spec.arm:
             emit(events.warn(f"Model {name!r} is run in one way: arm = {spec.arm!r} is not for it."))
         return dataclasses.replace(spec, arm="")
