@@ -38,3 +38,21 @@ def test_a_profile_of_one_card_is_run_on_the_card_that_is_asked_for(tmp_path, mo
     question = Question(target="unet", mode="infer", options={}, inputs=[], device=device)
     found, _ = stored_profile(question, ignore, store)
     assert found is not None and found.arm == arm
+
+
+@pytest.mark.parametrize(
+    ("arm", "why"), [("cuda:newer", "unknown option 'newer'"), ("cpu", "its arm 'cpu' is not of cuda")]
+)
+def test_a_profile_with_an_arm_of_another_version_is_left_aside(tmp_path, monkeypatch, arm, why):
+    """Its key holds, for that does not know which hotlap wrote it; whoever trains has not asked for any arm."""
+    monkeypatch.setattr(fingerprint, "ask_key", lambda question: KEY)
+    store = ProfileStore(tmp_path)
+    store.save(
+        TunedProfile(
+            key=KEY, arm=arm, batch=64, objective="throughput", samples_per_s=900.0, samples_ms=[[71.0]],
+            p50_ms=71.0, p95_ms=None, peak_bytes=None, gate_error=0.2, tail_batch=42, max_batch=128,
+            searched_from="2026-01-01T10:00:00+00:00", measured_at="2026-01-01T10:05:00+00:00", record="r",
+        )
+    )  # fmt: skip
+    found, lines = stored_profile(Question(target="unet", mode="infer", options={}, inputs=[]), ignore, store)
+    assert found is None and lines[0].startswith("Left aside: tuned profile '") and why in lines[0]

@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base import events
-from hotlap.base.errors import HotlapError
+from hotlap.base.errors import HotlapError, UsageError
 from hotlap.base.events import Emit
 from hotlap.device.host import read_host
 from hotlap.device.nvml import Nvml
@@ -195,7 +195,7 @@ def stored_profile(
     if not store.candidates(question.target, question.mode):
         return None, []
     try:
-        found = store.find(ask_key(question))
+        found = _understood(store.find(ask_key(question)))
     except HotlapError as error:
         lines = [f"The tuned profile was not looked at: {error.what}."]
         emit(events.warn(lines[0]))
@@ -204,6 +204,19 @@ def stored_profile(
     for line in lines:
         emit(events.note(line) if found.holds else events.warn(line))
     return (on_device(found.profile, question.device) if found.profile and found.holds else None), lines
+
+
+def _understood(found: Found) -> Found:
+    """The same; a profile whose arm this version does not know, as one of another version may be, is told as broken."""
+    if found.profile is None or not found.holds:
+        return found
+    try:
+        arm = parse_arm(found.profile.arm)
+        if arm.device != found.profile.key.device:
+            raise UsageError(f"its arm {arm.name!r} is not of {found.profile.key.device}")
+    except UsageError as error:
+        return Found(None, broken=(*found.broken, f"tuned profile {str(found.path)!r} cannot be used: {error.what}"))
+    return found
 
 
 def on_device(profile: TunedProfile, device: str) -> TunedProfile:
