@@ -99,6 +99,25 @@ def test_labels_of_every_kind_of_number_are_read(folder, kind):
     np.testing.assert_array_equal(find_images(folder)[1].read()[1], want)
 
 
+@pytest.mark.parametrize("value", [1, 255])
+def test_a_mask_in_black_and_white_is_named(folder, value):
+    """It was read as one object, so that touching and separate cells alike were learned as one."""
+    mask = np.zeros((8, 10), np.uint8)
+    mask[::2, ::3] = value
+    Image.fromarray(mask).save(folder / "labels" / "cell1.png")
+    with pytest.raises(DataError, match=rf"label of 'cell1' has the one number {value} in 16 separate parts.*no mask"):
+        find_images(folder)[1].read()
+
+
+@pytest.mark.parametrize("cut", [(), (3,), (2, 5)])
+def test_an_only_object_may_lie_in_pieces(folder, cut):
+    label = np.zeros((8, 10), np.uint8)
+    label[:, 4] = 7
+    label[list(cut)] = 0
+    Image.fromarray(label).save(folder / "labels" / "cell1.png")
+    assert find_images(folder)[1].read()[1].max() == 7
+
+
 @pytest.mark.parametrize("mode", ["P", "LA", "RGBA", "1"])
 def test_labels_of_every_mode_are_read(folder, mode):
     want = np.random.default_rng(2).integers(0, 2 if mode == "1" else 200, (8, 10)).astype(np.uint8)

@@ -23,6 +23,9 @@ IMAGES = "image:"
 MOST_OBJECTS = 2**31 - 1
 """The highest number that labels can be worked with in memory: two above it could become the same object."""
 
+MOST_PARTS = 3
+"""Pieces of an only object, as others that lie on it may cut it into; more of them are a mask's objects."""
+
 Pixels = np.ndarray[Any, np.dtype[Any]]
 Numbered = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -58,6 +61,7 @@ class InstanceImage:
                 f"label of {self.name!r} has numbers such as {wrong[0]}",
                 expected=f"whole numbers up to {MOST_OBJECTS}, one for each object",
             )
+        _check_no_mask(label, self.name)
         return image, label.astype(np.int32)
 
 
@@ -66,6 +70,23 @@ def _is_number(label: Pixels) -> Pixels:  # [H, W] -> [H, W] bool
     if label.dtype.kind == "f":
         return np.isfinite(label) & (label == np.round(label)) & (abs(label) <= MOST_OBJECTS)
     return label <= MOST_OBJECTS
+
+
+def _check_no_mask(label: Pixels, name: str) -> None:  # [H, W]
+    """Refuses a label in black and white: all of its objects would be learned, and counted, as one."""
+    foreground = label != 0
+    values = label[foreground]
+    if not values.size or (values != values[0]).any():
+        return
+    from scipy import ndimage
+
+    num_parts = ndimage.label(foreground, np.ones((3, 3)))[1]
+    if num_parts > MOST_PARTS:
+        raise DataError(
+            f"label of {name!r} has the one number {values[0]:g} in {num_parts} separate parts",
+            expected="a number of its own for each object, and no mask",
+            remedy="Number the parts, as scipy.ndimage.label(mask > 0)[0] does where no two objects touch",
+        )
 
 
 def find_images(source: Path) -> list[InstanceImage]:
