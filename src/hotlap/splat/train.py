@@ -136,9 +136,7 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
         status, why = _fit(keeper, watch)
         outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
-        keeper.close(
-            record, "interrupted", keeper.left or "Stopped at once; --resume goes on from the last checkpoint.", {}
-        )
+        keeper.close(record, "interrupted", keeper.left or AT_ONCE, {})
         raise
     except Exception as error:  # also a card without memory: no record may say that it still runs
         told = str(error) if isinstance(error, HotlapError) else f"{type(error).__name__}: {error}"
