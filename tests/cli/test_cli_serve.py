@@ -159,3 +159,21 @@ def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_took(tmp_path):
         process.kill()
     assert (answers, process.returncode) == ([[2, 3]] * 4, 0), (out, err)
     assert "Served 4 requests; 0 shed, 0 restarts" in out
+
+
+@pytest.mark.timeout(240)
+def test_a_service_with_processes_that_decode_says_nothing_of_its_own_inside_when_it_ends(tmp_path):
+    """What is kept from the garbage collector was not taken down: an extension printed a page of what had leaked."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("PIL")
+    command = [sys.executable, "-m", "hotlap", "serve", "cells", "--port", "0", "--device", "cpu", "--desks", "1"]
+    command += ["--set=workload.model=unet", "--set=workload.size=64", "--batch", "2", "--no-tuned"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        ready = next((line for line in process.stderr if "Ready: cells" in line), "")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert ready and process.returncode == 0
+    assert err == "" and out.strip() == "Served 0 requests; 0 shed, 0 restarts of a worker."

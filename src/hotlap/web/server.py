@@ -82,6 +82,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
     try:
         server.run(sockets=[door])
     finally:
+        gc.unfreeze()  # or extensions would complain at the end of what nobody has taken down
         store.close()
     if service.refused is not None:
         raise service.refused

@@ -205,3 +205,4 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
                 send(pipe, ("error", freeze_error(told_error(error, "a desk"))))
             else:
                 send(pipe, ("ok", answer))
+    gc.unfreeze()  # or extensions would complain at the end of what nobody has taken down
