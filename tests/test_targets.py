@@ -245,7 +245,7 @@ def test_a_file_that_does_not_import_says_where(tmp_path, text, words):
 
 def test_a_factory_that_torch_stops_is_told_with_its_own_line(tmp_path):
     (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 'wide')\n")
-    with pytest.raises(TargetError, match=r"raised TypeError: .* \(\S*net\.py:3\)\."):
+    with pytest.raises(TargetError, match=r"(?s)raised TypeError: .* \(\S*net\.py:3\)\."):
         load_target(f"{tmp_path / 'net.py'}:net", {}, ("4",))
 
 
