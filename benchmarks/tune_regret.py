@@ -8,12 +8,12 @@ The grid is every arm of a stated list at every batch of a stated list, and the 
 TF32, bf16 and fp16, by memory format where there are convolutions, by fused optimizer, by Hotlap's kernels where the
 model has them, and by whole steps recorded as a CUDA graph, at batch 16, 64 and 256. ``--compile`` adds torch.compile,
 whose cells cost ten times as much. Every cell is one trial as the tuner makes them, in a process forked as the tuner's.
-The grid's three fastest right cells and the tuner's winner are then run in turn, 2 x ``--pairs`` rounds. Every other
-round chooses the best of the three; the rounds between say by how much the winner is slower than it, which is the
-regret. It may be 3%, at a quarter of the grid's measuring time: all trials, the last, fresh one included. The
-numeric gates are told apart: what is right must be known of the grid's best cell, too; the grid takes over what the
-tuner had judged. With ``--compile`` the grid finds what the tuner compiled in torch's cache, which makes it a little
-cheaper than it would be alone.
+The grid's three fastest right cells and the tuner's winner are then run in turn, 2 x ``--pairs`` rounds: a process of
+each, or, on a CPU, one process in which they take turns every thirtieth of a second. Every other round chooses the best
+of the three; the rounds between say by how much the winner is slower than it, which is the regret. It may be 3%, at a
+quarter of the grid's measuring time: all trials, the last, fresh one included. The numeric gates are told apart: what
+is right must be known of the grid's best cell, too; the grid takes over what the tuner had judged. With ``--compile``
+the grid finds what the tuner compiled in torch's cache, which makes it a little cheaper than it would be alone.
 
 What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut, and after
 ``--minutes``, which ends a call between two trials; the tuner's search, which has its budget, is not cut. A cell is
@@ -41,10 +41,12 @@ from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.tools.tune import TuneConfig, tune
 from hotlap.tools.tune.budget import Budget, parse_budget
+from hotlap.tools.tune.contest import can_take_turns
 from hotlap.tools.tune.lab import ProcessLab
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import OK, Config, GateRow, Row, estimates
 from hotlap.tools.tune.run import describe
+from hotlap.tools.tune.turns import at_one_pace
 
 ALLOWED_REGRET = 0.03
 ALLOWED_TIME = 0.25
@@ -153,7 +155,7 @@ def run_grid(config: TuneConfig, nursery: Nursery, kept: Kept) -> tuple[list[Con
 
 
 def rounds_in_turn(config: TuneConfig, cells: list[Config], kept: Kept, nursery: Nursery, number: int) -> list[Round]:
-    """Milliseconds a sample of every cell in each round; a round is one process of each, in changing order.
+    """Milliseconds a sample of every cell in each round; a round is one process of each, in changing order, or of all.
 
     Rounds that an earlier call kept are taken over: cells are compared within a round only.
     """
@@ -162,14 +164,16 @@ def rounds_in_turn(config: TuneConfig, cells: list[Config], kept: Kept, nursery:
     while len(rounds) < number:
         kept.check_time(len(cells) * kept.trial_s())
         lab, place = laboratory(config, nursery), len(rounds)
-        found = {}
         turned = cells[place % len(cells) :] + cells[: place % len(cells)]
-        for cell in turned if place % 2 == 0 else turned[::-1]:
-            row = lab.trial("again", cell, rung=1, attempt=0, tail=0)
+        turned = turned if place % 2 == 0 else turned[::-1]
+        if can_take_turns(cells):
+            rows = lab.turns("again", turned, rung=1, number=place + 1)
+        else:
+            rows = [lab.trial("again", cell, rung=1, attempt=0, tail=0) for cell in turned]
+        for row in rows:
             if not row.ok:
-                raise SystemExit(f"{cell} ran in the search and not now: {row.why}")
-            found[str(cell)] = [ms / cell.batch for ms in row.wall_ms]
-        rounds.append(found)
+                raise SystemExit(f"{row.config} ran in the search and not now: {row.why}")
+        rounds.append({str(row.config): [ms / row.batch for ms in row.wall_ms] for row in rows})
         kept.keep(rounds=rounds)
     return rounds[:number]
 
@@ -187,7 +191,7 @@ def judge(rounds: list[Round], top: list[str], winner: str) -> dict[str, Any]:
     """
     chooses, judges = rounds[::2], rounds[1::2]
     best = min(top, key=lambda name: statistics.median(_within_round(found, name) for found in chooses))
-    answer: dict[str, Any] = {"best_cell": best, "regret": 0.0, "low": 0.0, "high": 0.0, "rounds": rounds}
+    answer: dict[str, Any] = {"best_cell": best, "regret": 0.0, "low": 0.0, "high": 0.0}
     answer |= {"best_ms": [found[best] for found in judges], "winner_ms": [found[winner] for found in judges]}
     if best != winner:
         ratio = ratio_interval(answer["winner_ms"], answer["best_ms"], paired=True)
@@ -232,7 +236,8 @@ def one_target(
         top, lab = run_grid(config, nursery, kept)
         cells = list(dict.fromkeys([*top, winner]))
         rounds = rounds_in_turn(config, cells, kept, nursery, 2 * pairs)
-        answer = judge(rounds, [str(cell) for cell in top], str(winner))
+        fair = [at_one_pace(found) for found in rounds] if can_take_turns(cells) else rounds
+        answer = {**judge(fair, [str(cell) for cell in top], str(winner)), "rounds": rounds}
         chosen = answer.pop("best_cell")
         best = next(cell for cell in top if str(cell) == chosen)
         row = {

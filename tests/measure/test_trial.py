@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotlap.base.errors import UsageError
+from hotlap.base.errors import TargetError, UsageError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import fingerprint, model_hash, signature
 from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
@@ -106,6 +106,26 @@ def test_a_lone_sample_that_a_norm_refuses_is_told_and_does_not_fail_a_batch_of_
     assert LONE not in trial(job(batch=5, tail=3), quiet).notes
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         trial(job(batch=1, tail=1), quiet)
+
+
+class Overflows(Shapes):
+    """Sums over the batch, in numbers that end at 240: the last run must look, for the gate's batch is small."""
+
+    def predict(self, model, batch):
+        total = torch.full((1,), 60.0) * len(batch)
+        return model(batch) + torch.where(total > 240.0, torch.inf, 0.0)
+
+    def loss(self, model, batch):
+        return self.predict(model, batch).square().sum(), len(batch)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("train", "loss"), ("infer", "output")])
+def test_a_last_run_whose_answer_is_not_finite_at_its_batch_is_refused(monkeypatch, mode, kind):
+    monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: Overflows())
+    assert trial(job(batch=4, tail=2, mode=mode), quiet).tail_batch == 2
+    size = "1 of 1 number" if mode == "train" else "10 of 10 numbers"
+    with pytest.raises(TargetError, match=f"the {kind} of arm 'cpu' at batch 5 is not finite, in {size}"):
+        trial(job(batch=5, tail=3, mode=mode), quiet)
 
 
 COMPILED = """

@@ -226,7 +226,7 @@ def footprint(job: Job, listen: Listen) -> Footprint:
 
 
 def timing(job: Job, listen: Listen) -> Timings:
-    """Every arm of the job, interleaved."""
+    """Every arm of the job, interleaved; with ``worst_case``, on the workload's largest inputs."""
     protocol: Protocol = decode(Protocol, job["protocol"])
     workload = workload_of(job)
     timers, failures = [], []
@@ -238,7 +238,8 @@ def timing(job: Job, listen: Listen) -> Timings:
         try:
             file = Path(files[name]) if name in files else None
             batch = spec.batch or job["batch"]
-            session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], file=file)
+            how: Job = {"mode": job["mode"], "seed": job["seed"], "worst_case": job.get("worst_case", False)}
+            session = Session(workload, spec, batch=batch, file=file, **how)
             timer = ArmTimer(session, seed=job["seed"], label=label)
             timer.warm_up(protocol)
             timers.append(timer)

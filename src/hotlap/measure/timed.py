@@ -52,6 +52,8 @@ class Protocol:
     """Also time steps that start and end in host memory."""
     began_at: float
     """Unix time at which the whole run began, for the telemetry's clock."""
+    num_blocks: int = NUM_BLOCKS
+    """Blocks of each arm; the more there are, the shorter they are, and the less falls upon one arm alone."""
 
 
 @dataclass
@@ -121,7 +123,7 @@ class ArmTimer:
         total = min(wanted, bearable)
         if total < protocol.repeats:
             self.flags.add(f"long steps: fewer than {protocol.repeats} iterations a process")
-        blocks = min(NUM_BLOCKS, total)
+        blocks = min(protocol.num_blocks, total)
         return blocks, math.ceil(total / blocks)
 
     def time_wall(self, iterations: int) -> None:

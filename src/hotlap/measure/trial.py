@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotlap.base.errors import TargetError
+from hotlap.base.format import format_count
 from hotlap.device.memory import PeakMemory
 from hotlap.device.seed import generator
 from hotlap.device.timing import time_block
@@ -72,6 +74,8 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
     peak = PeakMemory(torch.device(spec.torch_device))
     session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
     timer = ArmTimer(session, seed=job["seed"])
+    if job["tail"]:
+        _check_finite(session)
     if session.mode == "train":
         _evaluate(session)
     listen("warm-up", 1, 3)
@@ -95,6 +99,21 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
         tail_ms=tail_ms,
         tail_graphs=compile_counts()[0] - during[0],
         notes=sorted(timer.flags) + ([LONE] if job["tail"] and not tail_ms else []),
+    )
+
+
+def _check_finite(session: Session) -> None:
+    """Refuses an answer of a whole batch with numbers that are not: the numeric gate has seen a smaller one only."""
+    answer = session.step()
+    if bool(answer.isfinite().all()):
+        return
+    count = int((~answer.isfinite()).sum())
+    kind = "loss" if session.mode == "train" else "output"
+    raise TargetError(
+        f"the {kind} of arm {session.spec.name!r} at batch {session.batch} is not finite, in {count:,} of "
+        f"{format_count(answer.numel(), 'number')}",
+        expected="finite numbers, as at the smaller batch of the numeric gate",
+        remedy="Look for sums over the batch that overflow, or give the search a --max-batch below it",
     )
 
 

@@ -31,6 +31,8 @@ class Machine:
     noise: float = 0.01
     fits: Callable[[ArmSpec, int], bool] = lambda arm, batch: True
     rate: Callable[[ArmSpec, int], float] = true_rate
+    pace: Callable[[random.Random], float] = lambda rng: 1.0
+    """How much longer a whole process takes, or a turn of all that take turns: what else the machine does."""
     ends: Callable[[Config, int], str] = lambda config, rung: "ok"
     """A status other than ok for a trial that does not run."""
     wrong: Callable[[ArmSpec], bool] = lambda arm: False
@@ -71,11 +73,25 @@ class Machine:
         if status != "ok":
             return Row(**common, status=status, why=f"{config} ended: {status}")
         rng = random.Random(f"{self.seed} {config} {rung} {attempt}")
-        luck = rng.gauss(1.0, self.noise)
+        luck = rng.gauss(1.0, self.noise) * self.pace(rng)
         ms = 1e3 * config.batch / self.rate(arm, config.batch)
         walls = [ms * luck * rng.gauss(1.0, self.noise / 2) for _ in range(5)]
         peak = config.batch * (30 if arm.recompute else 60 if arm.precision in ("bf16", "fp16") else 100)
         return Row(**common, wall_ms=walls, interval_ms=walls * 20, peak_bytes=1000 + peak)
+
+    def turns(self, stage: str, configs: Sequence[Config], *, rung: int, number: int) -> list[Row]:
+        """Each turn at a pace of its own, which all of it share; one that cannot take part ends it for all."""
+        rng = random.Random(f"{self.seed} turns {number}")
+        paces = [self.pace(rng) for _ in range(30)]
+        alone = [self._run(stage, config, rung, 100 + number, 0) for config in configs]
+        common = {"stage": stage, "rung": rung, "together": number}
+        self.num_run += 1
+        for config, row in zip(configs, alone, strict=True):
+            ms = 1e3 * config.batch / self.rate(parse_arm(config.arm), config.batch)
+            walls = [ms * pace * rng.gauss(1.0, self.noise) for pace in paces]
+            answer = {"wall_ms": walls} if all(one.ok for one in alone) else {"status": "failed", "why": "in turns"}
+            self.rows.append(Row(**common, arm=config.arm, batch=config.batch, seconds=row.seconds, **answer))
+        return self.rows[-len(configs) :]
 
     def gate(self, arms: Sequence[str]) -> None:
         for name in dict.fromkeys(numeric_class(arm) for arm in arms):

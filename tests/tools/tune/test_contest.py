@@ -8,7 +8,7 @@ import pytest
 from simulated import Machine
 
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.contest import contest_end, next_round, process_noise
+from hotlap.tools.tune.contest import Noise, contest_end, in_doubt, process_noise, with_fewest
 from hotlap.tools.tune.rows import Row, estimates
 
 
@@ -23,7 +23,8 @@ def rows_of(**rates):
 
 def asked(noise, **rates):
     ranked = sorted(estimates(rows_of(**rates)).values(), key=lambda one: -one.rate)
-    return [config.arm for config in next_round(ranked, noise)]
+    known = Noise(own=noise)
+    return [config.arm for config in with_fewest(in_doubt(ranked, known), known)]
 
 
 def test_noise_is_pooled_over_all_that_ran_twice_and_unknown_before():

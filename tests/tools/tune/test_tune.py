@@ -30,6 +30,7 @@ from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune import export as tune_export
 from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
+from hotlap.tools.tune.field import Field
 from hotlap.tools.tune.rows import Config, GateRow, Row
 
 TINY = """
@@ -270,7 +271,7 @@ def test_an_export_that_finds_no_room_does_not_make_the_search_fail(folder, jobs
 
 
 def test_an_export_without_a_winner_is_told(folder, jobs_in_process, monkeypatch):
-    monkeypatch.setattr(tune_run.Search, "_is_right", lambda self, arm: False)
+    monkeypatch.setattr(Field, "is_right", lambda self, arm: False)
     heard = []
     record = tune(config(batch=4, mode="infer", export=Path("deploy")), heard.append)
     told = "Nothing was written into deploy: there is no winner to export."

@@ -15,7 +15,8 @@ SHARES = {
     "check": 0.3, "batch": 0.35, "arms": 0.5, "switches": 0.55, "again": 0.65, "recompute": 0.65, "compile": 0.85,
     "curve": 0.9,
 }  # fmt: skip
-"""Of the whole budget, how much may be spent when a stage begins a trial: the dear forms and the end get their part.
+"""Of the budget that gates leave, how much may be spent when a stage begins a trial: the dear forms and the end get
+their part.
 
 A lead is checked early or not at all, see ``Search._check_lead``: what is left then belongs to what was not tried yet.
 """
@@ -71,19 +72,20 @@ class Budget:
         guess = self.compiled_guess_s if kind else self.first_guess_s
         return max(same, default=guess) + self.timed(rung)
 
-    def affords(self, lab: Spent, config: Config, rung: int, stage: str) -> bool:
-        """Whether a trial fits into its stage's share, and with the winner's last run kept back; the first always."""
-        return not lab.rows or self.enough(lab, config, rung, stage) <= self.seconds
+    def affords(self, lab: Spent, config: Config, rung: int, stage: str, times: int = 1) -> bool:
+        """Whether trials fit into their stage's share, and with the winner's last run kept back; the first always."""
+        return not lab.rows or self.enough(lab, config, rung, stage, times) <= self.seconds
 
-    def enough(self, lab: Spent, config: Config, rung: int, stage: str) -> float:
+    def enough(self, lab: Spent, config: Config, rung: int, stage: str, times: int = 1) -> float:
         """Seconds that the whole budget must have for that."""
         spent = self.spent(lab)
         last = self.cost(lab.rows, config, 1) + self.fresh_s
         if stage == "confirm":  # it is a last run itself
             return spent + last
-        cost = self.cost(lab.rows, config, rung)
+        cost = times * self.cost(lab.rows, config, rung)
         gate = max((gate.seconds for gate in lab.gates.values()), default=0.0)
-        return max(spent / _share(lab, stage), spent + cost + last + gate)
+        judged = sum(gate.seconds for gate in lab.gates.values())
+        return max((spent - judged) / _share(lab, stage) + judged, spent + cost + last + gate)
 
     def trial_life(self, lab: Spent, config: Config, rung: int, *, gate_batch: int, last: bool) -> float:
         """Seconds after which a trial is ended for the budget's sake; the first that runs and the last get a grace."""

@@ -1,7 +1,8 @@
-"""Who is timed once more: processes that take turns, until one configuration leads or the rest are as good as it.
+"""Who is timed once more: until one configuration leads, or the rest are as good as it.
 
 Processes of one configuration differ by more than the blocks of steps within one, so a contest buys new processes and
-not ever longer ones. What they differ by is learnt from all configurations that had several.
+not ever longer ones. What they differ by is learnt from all configurations that had several. On a CPU most of it is the
+machine's pace, so there one process holds all contenders, and they take turns: see :mod:`hotlap.tools.tune.turns`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget, Spent
-from hotlap.tools.tune.rows import PROCESS_NOISE, Config, Estimate, Row
+from hotlap.tools.tune.rows import PROCESS_NOISE, Config, Estimate, Row, turns_noise
 
 NUM_FINALISTS = 2
 """Arms that are compiled, at most."""
@@ -25,6 +26,8 @@ EQUAL = 0.03
 """Configurations that are known to be this close are equal: any of them will do."""
 MARGIN = 0.10
 """Slower than the best by more than this, and by more than the noise, is out of a race."""
+FAR = 0.5
+"""The same before anybody knows what processes differ by, where turns cost little."""
 SURE = 2.0
 """Standard errors by which one must lead another to be faster than it."""
 LONG_RUNG = 1
@@ -37,6 +40,36 @@ GRID_CELLS = 40
 """Listed cells from which on that holds: a quarter of a shorter list is no search."""
 FRESH_TRIALS = 4.0
 """Forked trials that the start of a fresh interpreter takes as long as."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What a rate may be off by, as a fraction; None where that is not known."""
+
+    own: float | None
+    """Of a process of its own: its standard deviation."""
+    turns: float | None = None
+    """Of one in which several took turns."""
+
+    def error(self, one: Estimate) -> float | None:
+        """The standard error of a rate."""
+        noise, count = (self.turns, one.num_rounds) if one.num_rounds else (self.own, one.num_processes)
+        return None if noise is None else noise / math.sqrt(count)
+
+    def between(self, one: Estimate, other: Estimate) -> float | None:
+        """The standard error of the ratio of two rates."""
+        errors = self.error(one), self.error(other)
+        return None if None in errors else math.hypot(*errors)  # type: ignore[arg-type]
+
+    @property
+    def margin(self) -> float:
+        """Slower than the best by more than this, when each was timed alone, is out of a contest."""
+        return max(MARGIN, SURE * math.sqrt(2) * (self.own or 0.0))
+
+
+def noise_of(rows: Sequence[Row], least: int = 2) -> Noise:
+    """What all trials so far say of it."""
+    return Noise(process_noise(rows, least), turns_noise(rows))
 
 
 def process_noise(rows: Iterable[Row], least: int = 2) -> float | None:
@@ -54,24 +87,54 @@ def process_noise(rows: Iterable[Row], least: int = 2) -> float | None:
     return max(PROCESS_NOISE, math.sqrt(squares / degrees)) if degrees >= least else None
 
 
-def leads(ranked: Sequence[Estimate], noise: float | None) -> bool:
+def leads(ranked: Sequence[Estimate], noise: Noise) -> bool:
     """Whether the first is beyond doubt faster than the second."""
-    return noise is not None and _is_behind(ranked[1], ranked[0], noise)
+    return _is_behind(ranked[1], ranked[0], noise)
 
 
-def next_round(ranked: Sequence[Estimate], noise: float | None) -> list[Config]:
-    """The configurations to run once more, best first: those that had the fewest processes; none where it is decided.
+def in_doubt(ranked: Sequence[Estimate], noise: Noise) -> list[Estimate]:
+    """Those among whom the best is, best first; none where it is decided.
 
     It is decided where the first leads all others beyond doubt, and where those that it does not are known to be equal.
-    ``noise`` is what a process differs by; where that is unknown the first two are run again to learn it.
+    Where noise is unknown the first two are run again to learn it.
     """
-    if noise is None:
-        return [one.config for one in ranked[:2]] if len(ranked) > 1 else []
+    if any(noise.error(one) is None for one in ranked[:2]):
+        return list(ranked[:2]) if len(ranked) > 1 else []
     field = [one for one in ranked[:NUM_LEADERS] if not _is_behind(one, ranked[0], noise)]
-    if all(SURE * _error(one, field[0], noise) <= EQUAL for one in field[1:]):
-        return []
-    fewest = min(one.num_processes for one in field)
+    is_decided = all(_is_equal(one, field[0], noise) for one in field[1:])
+    return [] if is_decided else field
+
+
+def with_fewest(field: Sequence[Estimate], noise: Noise) -> list[Config]:
+    """Of those in doubt, whom to run once more in a process of its own: those that had the fewest."""
+    if noise.own is None:
+        return [one.config for one in field]
+    fewest = min((one.num_processes for one in field), default=0)
     return [one.config for one in field if one.num_processes == fewest]
+
+
+def who_meets(field: Sequence[Estimate], noise: Noise, most: int) -> list[Config]:
+    """Of those in doubt, so many to take turns: the first, and those not known to be as good, least known first."""
+    others = sorted((one for one in field[1:] if not _is_equal(one, field[0], noise)), key=lambda one: one.num_rounds)
+    return [one.config for one in (field[0], *others)][:most]
+
+
+def can_take_turns(configs: Sequence[Config]) -> bool:
+    """Whether one process may hold them all: on a CPU whose freed memory is kept, for that is the whole process's.
+
+    A card's pace is its own, and its memory may not hold two that were tuned to fill it.
+    """
+    arms = [parse_arm(config.arm) for config in configs]
+    return len(arms) > 1 and all(arm.device == "cpu" and arm.keep_memory for arm in arms)
+
+
+def have_met(one: Config, other: Config, rows: Iterable[Row]) -> bool:
+    """Whether two took turns in one process."""
+    rounds: dict[int, set[Config]] = {}
+    for row in rows:
+        if row.together and row.ok:
+            rounds.setdefault(row.together, set()).add(row.config)
+    return any({one, other} <= met for met in rounds.values())
 
 
 def finalists(known: Mapping[Config, Estimate], leader: ArmSpec, batch: int) -> list[ArmSpec]:
@@ -86,13 +149,14 @@ def finalists(known: Mapping[Config, Estimate], leader: ArmSpec, batch: int) -> 
     return list(found.values())[:NUM_FINALISTS]
 
 
-def _error(one: Estimate, other: Estimate, noise: float) -> float:
-    """The standard error of the ratio of two rates."""
-    return noise * math.sqrt(1 / one.num_processes + 1 / other.num_processes)
+def _is_behind(one: Estimate, best: Estimate, noise: Noise) -> bool:
+    error = noise.between(one, best)
+    return one is not best and error is not None and 1 - one.rate / best.rate > SURE * error
 
 
-def _is_behind(one: Estimate, best: Estimate, noise: float) -> bool:
-    return one is not best and 1 - one.rate / best.rate > SURE * _error(one, best, noise)
+def _is_equal(one: Estimate, best: Estimate, noise: Noise) -> bool:
+    error = noise.between(one, best)
+    return error is not None and SURE * error <= EQUAL
 
 
 def fell(one: Estimate, last: Row, noise: float | None) -> bool:

@@ -1,28 +1,36 @@
 """The laboratory: every trial in a process of its own, every answer and every death a row that is saved at once.
 
-Trials that only rank are forked by a nursery; one with a tail, which confirms a winner, gets a fresh interpreter.
+Trials that only rank are forked by a nursery; one with a tail, which confirms a winner, gets a fresh interpreter. Where
+noise leaves doubt on a CPU, one process holds several configurations, and they take turns.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotlap.base.errors import DeviceUnavailable, HotlapError, OutOfMemory, WorkerDied
-from hotlap.base.format import format_count
+from hotlap.base.format import format_bytes, format_count
+from hotlap.device.host import read_host
 from hotlap.measure.arms import parse_arm
-from hotlap.measure.jobs import ArmFailure, Gates
+from hotlap.measure.jobs import ArmFailure, Gates, Timings
 from hotlap.measure.process import Starter, run_job
-from hotlap.measure.trial import Trial
-from hotlap.records.codec import decode
+from hotlap.measure.timed import Protocol
+from hotlap.measure.trial import MIN_STEPS, Trial
+from hotlap.records.codec import decode, encode
 from hotlap.records.measurement import Gate, Memory
 from hotlap.records.run import now
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import OK, OUT_OF_BUDGET, OUT_OF_MEMORY, TIMED_OUT, Config, GateRow, Row
+from hotlap.tools.tune.rows import OK, OUT_OF_BUDGET, OUT_OF_MEMORY, TIMED_OUT, Config, GateRow, Row, estimates
+from hotlap.tools.tune.turns import TURN_S
+
+MEMORY_IN_TURNS = 0.5
+"""Of the host's memory, what those that take turns may fill together, by the peaks that each had alone."""
 
 
 class ProcessLab:
@@ -79,6 +87,66 @@ class ProcessLab:
         self.rows.append(row)
         self._saved()
         return row
+
+    def turns(self, stage: str, configs: Sequence[Config], *, rung: int, number: int) -> list[Row]:
+        found = self._known_turns(configs, number)
+        if not found:
+            self.doing(f"{stage}: {' and '.join(map(str, configs))} take turns")
+            began = time.monotonic()
+            answers = self._run_turns(configs, rung)
+            seconds = (time.monotonic() - began) / len(configs)
+            common: dict[str, Any] = {"stage": stage, "rung": rung, "together": number, "seconds": seconds, "at": now()}
+            pairs = zip(configs, answers, strict=True)
+            found = [Row(arm=config.arm, batch=config.batch, **common, **answer) for config, answer in pairs]
+        self.rows += found
+        self._saved()
+        return found
+
+    def _known_turns(self, configs: Sequence[Config], number: int) -> list[Row]:
+        """The rows of an earlier life, if it let just these take turns then; they are taken out of it."""
+        found = [row for row in self._earlier_rows if row.together == number and row.config in configs]
+        if {row.config for row in found} != set(configs):
+            return []
+        self._earlier_rows = [row for row in self._earlier_rows if row not in found]
+        return found
+
+    def _run_turns(self, configs: Sequence[Config], rung: int) -> list[dict[str, Any]]:
+        """What to put into the row of each; where one cannot take part, nobody can."""
+        costs = [self.budget.cost(self.rows, config, rung) for config in configs]
+        life = max(self.budget.seconds - self.budget.spent(self), sum(costs))
+        try:
+            self._check_room(configs)
+            job = self._turns_job(configs, rung)
+            answer = run_job(job, timeout_s=min(self.config.timeout_s, life), nursery=self.nursery)
+            timings: Timings = decode(Timings, answer)
+            return [_turns_of(str(config), timings) for config in configs]
+        except HotlapError as error:
+            return [{"status": "failed", "why": f"in turns with others: {error.what}"}] * len(configs)
+
+    def _check_room(self, configs: Sequence[Config]) -> None:
+        """Refuses to let configurations take turns that together may fill the host's memory."""
+        known = estimates(self.rows)
+        peaks = sum(known[config].peak_bytes or 0 for config in configs if config in known)
+        host = read_host()
+        room = int(MEMORY_IN_TURNS * min(host.memory_bytes, host.memory_limit_bytes or host.memory_bytes))
+        if peaks > room:
+            raise OutOfMemory(f"together they would fill {format_bytes(peaks)} of memory, and may {format_bytes(room)}")
+
+    def _turns_job(self, configs: Sequence[Config], rung: int) -> dict[str, Any]:
+        seconds = self.budget.timed(rung)
+        protocol = Protocol(
+            process=0,
+            repeats=MIN_STEPS,
+            seconds=seconds,
+            max_seconds=seconds,
+            warmup_seconds=self.budget.warm_up(self.config.warmup_seconds),
+            transfer=False,
+            began_at=time.time(),
+            num_blocks=math.ceil(seconds / TURN_S),
+        )
+        arms = [dataclasses.replace(parse_arm(config.arm), batch=config.batch).name for config in configs]
+        labels = [str(config) for config in configs]
+        return self._job("timing", arms=arms, labels=labels, worst_case=True, protocol=encode(protocol))
 
     @property
     def all_rows(self) -> list[Row]:
@@ -174,6 +242,19 @@ class ProcessLab:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+def _turns_of(label: str, timings: Timings) -> dict[str, Any]:
+    """What one of those that took turns measured; raises where any could not."""
+    for failed in timings.failures:
+        raise WorkerDied(f"{failed.arm}: {failed.what}")
+    found = {one.quantity: one.values for one in timings.measurements if one.arm == label}
+    return {
+        "wall_ms": found["wall"],
+        "interval_ms": found["interval"],
+        "first_step_s": found["first_step"][0],
+        "notes": timings.notes[label],
+    }
 
 
 def status_of(error: HotlapError) -> str:

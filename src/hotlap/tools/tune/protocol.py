@@ -20,6 +20,10 @@ class Lab(Protocol):
         """The row of one trial; one that was run before is not run again."""
         ...
 
+    def turns(self, stage: str, configs: Sequence[Config], *, rung: int, number: int) -> list[Row]:
+        """A row for each of some configurations that take turns in one process, the ``number``-th of the search."""
+        ...
+
     def gate(self, arms: Sequence[str]) -> None:
         """Judges the numeric classes of these arms that were not judged yet."""
         ...

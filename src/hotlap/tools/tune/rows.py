@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotlap.base.stats import MIN_SAMPLES_FOR
+from hotlap.tools.tune.turns import error_of, fair_rates
 
 OK = "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -43,6 +44,8 @@ class Row:
     attempt: int = 0
     tail: int = 0
     """Samples of the ragged end that was run as well; 0 for none."""
+    together: int = 0
+    """The number of the process in which it took turns with others; 0 for a process of its own."""
     status: str = OK
     """ok, out of memory, killed, timed out, out of budget, crashed or failed."""
     why: str = ""
@@ -73,7 +76,9 @@ class Row:
         return 1e3 * self.batch / statistics.median(self.wall_ms) if self.ok and self.wall_ms else None
 
     def is_for(self, arm: str, batch: int, rung: int, attempt: int, tail: int) -> bool:
-        return (self.arm, self.batch, self.rung, self.attempt, self.tail) == (arm, batch, rung, attempt, tail)
+        """Whether it is that trial, in a process of its own."""
+        asked = (arm, batch, rung, attempt, tail, 0)
+        return (self.arm, self.batch, self.rung, self.attempt, self.tail, self.together) == asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +106,7 @@ class Estimate:
 
     config: Config
     rate: float
-    """Samples a second: the median over processes."""
+    """Samples a second: the median over processes, or over those in which it took turns, at the machine's one pace."""
     spread: float
     """Half the range between its processes, or within the only one, as a fraction of the rate."""
     p50_ms: float
@@ -110,11 +115,8 @@ class Estimate:
     num_steps: int
     peak_bytes: int | None
     num_processes: int
-
-    @property
-    def noise(self) -> float:
-        """How far the rate may be off, as a fraction; one process knows little of what another would have measured."""
-        return max(self.spread, PROCESS_NOISE) if self.num_processes == 1 else self.spread
+    num_rounds: int = 0
+    """Processes in which it took turns with others."""
 
     def may_beat(self, best: Estimate, margin: float) -> bool:
         """Whether it may yet be the best, given the noise of both."""
@@ -125,15 +127,15 @@ class Estimate:
         return self.num_steps >= MIN_SAMPLES_FOR["p95"]
 
 
-def estimate(rows: Sequence[Row]) -> Estimate | None:
-    """What the good rows of one configuration say; None where there is none."""
+def estimate(rows: Sequence[Row], fair: Sequence[float] = ()) -> Estimate | None:
+    """What the good rows of one configuration say; None where there is none. ``fair`` are its rates in turns."""
     good = [row for row in rows if row.samples_per_s is not None]
     if not good:
         return None
-    rates = [row.samples_per_s or 0.0 for row in good]
+    rates = list(fair) or [row.samples_per_s or 0.0 for row in good]
     # One process's blocks, slowest against fastest, say little of other processes, but more than nothing.
     within = [1e3 * good[0].batch / ms for ms in good[0].wall_ms]
-    spread = (max(rates) - min(rates)) / 2 if len(rates) > 1 else (max(within) - min(within)) / 4
+    spread = (max(rates) - min(rates)) / 2 if len(rates) > 1 or fair else (max(within) - min(within)) / 4
     rate = statistics.median(rates)
     steps = sorted(ms for row in good for ms in (row.interval_ms or row.wall_ms))
     peaks = [row.peak_bytes for row in good if row.peak_bytes is not None]
@@ -146,6 +148,7 @@ def estimate(rows: Sequence[Row]) -> Estimate | None:
         num_steps=len(steps),
         peak_bytes=max(peaks) if peaks else None,
         num_processes=len(good),
+        num_rounds=len(fair),
     )
 
 
@@ -154,8 +157,33 @@ def estimates(rows: Iterable[Row]) -> dict[Config, Estimate]:
     by_config: dict[Config, list[Row]] = {}
     for row in rows:
         by_config.setdefault(row.config, []).append(row)
-    found = {config: estimate(of_one) for config, of_one in by_config.items()}
+    fair = _fair_rates(by_config)
+    found = {config: estimate(of_one, fair.get(config, ())) for config, of_one in by_config.items()}
     return {config: one for config, one in found.items() if one is not None}
+
+
+def _fair_rates(by_config: Mapping[Config, Sequence[Row]]) -> dict[Config, list[float]]:
+    """By configuration, its rates in the processes in which it took turns."""
+    rounds = list(rounds_of(row for rows in by_config.values() for row in rows).values())
+    if not rounds:
+        return {}
+    alone = {config: estimate([row for row in rows if not row.together]) for config, rows in by_config.items()}
+    return fair_rates(rounds, {config: one.rate for config, one in alone.items() if one is not None})
+
+
+def rounds_of(rows: Iterable[Row]) -> dict[int, dict[Config, list[float]]]:
+    """Milliseconds a sample by configuration, turn by turn, of each process in which some took turns."""
+    rounds: dict[int, dict[Config, list[float]]] = {}
+    for row in rows:
+        if row.together and row.ok:
+            rounds.setdefault(row.together, {})[row.config] = [ms / row.batch for ms in row.wall_ms]
+    return rounds
+
+
+def turns_noise(rows: Iterable[Row]) -> float | None:
+    """What one process in turns may be off by, as a fraction; None where there was none."""
+    errors = [error_of(found) for found in rounds_of(rows).values()]
+    return max(PROCESS_NOISE, math.sqrt(statistics.fmean(error**2 for error in errors))) if errors else None
 
 
 @dataclass

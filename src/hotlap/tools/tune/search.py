@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.contest import (
-    CLOSE,
-    LONG_RUNG,
-    MARGIN,
-    NUM_LEADERS,
-    contest_end,
-    fell,
-    finalists,
-    leads,
-    next_round,
-    process_noise,
-)
+from hotlap.tools.tune.contest import CLOSE, MARGIN, finalists
+from hotlap.tools.tune.field import Field
+from hotlap.tools.tune.finish import Finish
 from hotlap.tools.tune.goal import Goal
-from hotlap.tools.tune.protocol import Lab, is_compiled, numeric_class
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, Row, estimates
+from hotlap.tools.tune.protocol import Lab, is_compiled
+from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, Outcome, estimates
 from hotlap.tools.tune.sizes import FALL, may_gain, memory_stopped, rates_of, rival_of
 from hotlap.tools.tune.space import Space
 
-NUM_CONFIRMED = 4
-"""Configurations whose final form is run before the search gives up."""
 GAIN = 0.02
 """Less than this from a doubled batch is none; after two such the climb ends."""
-MAX_CHECKS = 3
-"""Processes that may be spent on one lead."""
-TOLERATED = 0.02
-"""What a winner may fall behind another by in its last run, without a last run of that one."""
 NUM_LAYOUTS = 2
 """Precisions that are tried in the other memory format, too."""
 
@@ -47,7 +32,7 @@ class Search:
 
     def __init__(self, space: Space, lab: Lab, goal: Goal, budget: Budget) -> None:
         self.space, self.lab, self.goal, self.budget = space, lab, goal, budget
-        self.refused: dict[str, str] = {}
+        self.field = Field(lab, goal, budget)
         self._told: set[str] = set()
 
     def run(self) -> Outcome:
@@ -65,23 +50,16 @@ class Search:
                     leader = self._race("arms", [leader, rival], batch)
             self._recompute(leader, arms[0], batch)
             self._compile(leader, arms[0], batch)
-            quick = [one.config.arm for one in self._ranked() if not parse_arm(one.config.arm).compile]
+            quick = [one.config.arm for one in self.field.ranked() if not parse_arm(one.config.arm).compile]
             if self.space.from_one and quick:
                 self._try("curve", Config(quick[0], self.space.smallest))
-        return self._finish()
+        return Finish(self.field, self.space.num_cells).run()
 
     def _right(self, arms: list[ArmSpec]) -> list[ArmSpec]:
         """The arms whose precision gives the right answer; judged once for each, before any time is spent on them."""
         plain = {arm.precision: ArmSpec(device=arm.device, index=arm.index, precision=arm.precision) for arm in arms}
         self.lab.gate([spec.name for spec in plain.values()])
-        return [arm for arm in arms if self._is_right(plain[arm.precision].name)]
-
-    def _is_right(self, arm: str) -> bool:
-        found = self.lab.gates.get(numeric_class(arm))
-        if found is None or not found.passed:
-            self.refused[arm] = found.why if found else "not judged"
-            return False
-        return True
+        return [arm for arm in arms if self.field.is_right(plain[arm.precision].name)]
 
     def _scout(self, arms: list[ArmSpec]) -> tuple[int, list[ArmSpec]]:
         """The batch at which something runs, and the arms to go on with, the one to climb with first.
@@ -127,7 +105,7 @@ class Search:
         return estimates(self.lab.rows).get(config)
 
     def _affords(self, stage: str, config: Config, rung: int) -> bool:
-        if any(r.config == config and r.rung == rung and r.tail == 0 for r in self.lab.rows):
+        if any(r.config == config and r.rung == rung and not (r.tail or r.together) for r in self.lab.rows):
             return True  # costs nothing, or is the second attempt of one that was paid for
         if self.budget.affords(self.lab, config, rung, stage):
             return True
@@ -163,28 +141,12 @@ class Search:
         others = [arm for arm in raced if arm not in same and arm.precision in kinds]
         return self._race("arms", [best, *others], batch) if others else best
 
-    def _check_lead(self, stage: str, configs: Container[Config]) -> None:
-        """Runs the best of some configurations again until it leads with two processes: luck does not repeat.
-
-        Where the two differ by much, a third decides between them. What must be compiled first is left to the end.
-        """
-        for _ in range(MAX_CHECKS):
-            ranked = [one for one in self._ranked() if one.config in configs]
-            if len(ranked) < 2 or parse_arm(ranked[0].config.arm).compile:
-                return
-            is_checked = ranked[0].num_processes > (2 if ranked[0].spread > MARGIN / 2 else 1)
-            if is_checked or leads(ranked, process_noise(self.lab.rows, least=1)):
-                return
-            config = ranked[0].config
-            if not self.budget.affords(self.lab, config, LONG_RUNG, "check") or not self._again(stage, config):
-                return
-
     def _race(self, stage: str, arms: Sequence[ArmSpec], batch: int) -> ArmSpec:
         """The best arm at one batch, which must have led in two processes; the first where none ran."""
         configs = [Config(arm.name, batch) for arm in arms]
         for config in configs:
             self._try(stage, config)
-        self._check_lead(stage, configs)
+        self.field.check_lead(stage, configs)
         return max(arms, key=lambda arm: self._rate(arm, batch))
 
     def _switch(self, leader: ArmSpec, batch: int) -> ArmSpec:
@@ -235,7 +197,7 @@ class Search:
         if best is not None and self.goal.objective == "throughput":
             for size in self.space.around(best):
                 self._try("batch", Config(arm.name, size))
-            self._check_lead("batch", {Config(arm.name, size) for size in self._rates(arm)})
+            self.field.check_lead("batch", {Config(arm.name, size) for size in self._rates(arm)})
         found = self._best_size(arm)
         return start if found is None else found
 
@@ -346,94 +308,3 @@ class Search:
                 if found is None or found.rate < (1 + GAIN) * rate:
                     break
                 rate = found.rate
-
-    def _finish(self) -> Outcome:
-        """Times the best again, judges them, and runs the first right one in its final form, and what overtakes it."""
-        self._contest()
-        confirmed: dict[Config, Row] = {}
-        failed: set[Config] = set()
-        while len(confirmed) + len(failed) < NUM_CONFIRMED:
-            able = [e for e in self._ranked() if e.config not in failed and self._may_win(e, confirmed)]
-            best = next((one for one in able if self._judged(one)), None)
-            if best is None or best.config in confirmed:
-                break
-            row = self._confirm(best.config)
-            if row.ok and self.goal.admits(estimates(self.lab.rows)[best.config]):
-                confirmed[best.config] = row
-                continue
-            failed.add(best.config)
-            self.refused[str(best.config)] = row.why or f"{self.goal.says()} does not hold in its final form"
-        ended = [one for one in self._ranked() if one.config in confirmed]
-        ended.sort(key=lambda one: -self._proven(one, confirmed) if self._fell(one, confirmed) else -math.inf)
-        winner = ended[0].config if ended else None
-        return self._outcome(winner, confirmed[winner] if winner else None)
-
-    def _contest(self) -> None:
-        """Runs the best few again, in turn, until it is decided or has cost its share."""
-        end = contest_end(self.lab, self.budget, self.space.num_cells)
-        while asked := next_round(self._contenders(), process_noise(self.lab.rows)):
-            for config in asked:
-                cost = self.budget.cost(self.lab.rows, config, LONG_RUNG)
-                if self.budget.spent(self.lab) + cost > end or not self._again("final", config):
-                    return
-
-    def _again(self, stage: str, config: Config) -> bool:
-        """Runs a configuration in one more process, longer than at first; says whether the budget allowed it."""
-        if not self.budget.affords(self.lab, config, LONG_RUNG, stage):
-            return False
-        ran = sum(row.config == config and row.rung == LONG_RUNG and not row.tail for row in self.lab.rows)
-        return self.lab.trial(stage, config, rung=LONG_RUNG, attempt=ran, tail=0).ok
-
-    def _may_win(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
-        """Whether one had its last run and stands, or is worth one: the first, and what a last run fell behind."""
-        known = estimates(self.lab.rows)
-        rates = [self._proven(known[config], confirmed) for config in confirmed]
-        if not rates or one.config in confirmed:
-            return not rates or not self._fell(one, confirmed)
-        # Otherwise the first stands, unless its last run belied the others.
-        by_rate = self.goal.objective == "throughput"
-        fallen = all(self._fell(known[config], confirmed) for config in confirmed)
-        is_worth = one.rate > (1 + TOLERATED) * max(rates) if by_rate else fallen
-        return is_worth and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
-
-    def _fell(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
-        return fell(one, confirmed[one.config], process_noise(self.lab.rows))
-
-    def _proven(self, one: Estimate, confirmed: Mapping[Config, Row]) -> float:
-        """The rate of one that had its last run: the median of its processes, or that run's where it fell."""
-        return confirmed[one.config].samples_per_s or 0.0 if self._fell(one, confirmed) else one.rate
-
-    def _ranked(self) -> list[Estimate]:
-        """What ran, best first; without what is known to answer wrongly, which must not set the mark for others."""
-        wrong = {name for name, gate in self.lab.gates.items() if not gate.passed}
-        known = estimates(self.lab.rows)
-        return self.goal.order(one for config, one in known.items() if numeric_class(config.arm) not in wrong)
-
-    def _contenders(self) -> list[Estimate]:
-        """The best and those whom noise may have put behind it; wrong ones make room for others."""
-        found: list[Estimate] = []
-        for one in self._ranked():
-            if len(found) == NUM_LEADERS or (found and one.rate < (1 - MARGIN) * found[0].rate):
-                break
-            found += [one] if self._judged(one) else []
-        return found
-
-    def _judged(self, one: Estimate) -> bool:
-        """Whether a configuration's arm gives the right answer; judged when it is asked for the first time."""
-        if numeric_class(one.config.arm) not in self.lab.gates:
-            # One process judges several: the float64 reference is the dear part.
-            near = [e.config.arm for e in self._ranked() if e.may_beat(one, CLOSE)]
-            self.lab.gate(list(dict.fromkeys([one.config.arm, *near]))[: NUM_LEADERS + 1])
-        return self._is_right(one.config.arm)
-
-    def _confirm(self, config: Config) -> Row:
-        tail = max(1, config.batch * 2 // 3) if config.batch > 1 else 1
-        row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=0, tail=tail)
-        if row.status in MEMORY_DEATHS:
-            row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=1, tail=tail)
-        return row
-
-    def _outcome(self, winner: Config | None, confirmed: Row | None) -> Outcome:
-        known = estimates(self.lab.rows)
-        ranking = sorted(known.values(), key=lambda one: (one.config != winner, -one.rate))
-        return Outcome(winner, confirmed, ranking, dict(self.refused))
