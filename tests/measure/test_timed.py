@@ -12,7 +12,7 @@ from hotlap.device.nvml import CardState, Nvml
 from hotlap.measure import timed
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.process import quiet
-from hotlap.measure.timed import MIN_ITERATIONS, NUM_BLOCKS, ArmTimer, Protocol, Watch, time_arms
+from hotlap.measure.timed import MIN_ITERATIONS, NUM_BLOCKS, TURN_S, ArmTimer, Protocol, Watch, time_arms
 
 
 def protocol(**changes):
@@ -115,6 +115,17 @@ def test_long_steps_get_fewer_iterations_and_say_so(step_s, changes, total, flag
     assert bool(timer.flags) is flag
     if flag:
         assert timer.flags == {f"long steps: fewer than {changes['repeats']} iterations a process"}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "total", "blocks", "iterations"),
+    [(0.001, 1000, 34, 30), (0.01, 100, 34, 3), (0.1, 20, 10, 2), (0.5, 8, 8, 1), (0.01, 4, 4, 1)],
+)
+def test_without_a_card_blocks_are_short_so_that_what_disturbs_falls_on_all_arms(step_s, total, blocks, iterations):
+    timer = ArmTimer(Waiter(), seed=0)
+    timer.step_s = step_s
+    assert timer.plan(protocol(repeats=total), TURN_S) == (blocks, iterations)
+    assert timer.plan(protocol(repeats=total)) == (min(NUM_BLOCKS, total), -(-total // min(NUM_BLOCKS, total)))
 
 
 def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():

@@ -26,6 +26,9 @@ from hotlap.records.measurement import Measurement, Telemetry
 
 NUM_BLOCKS = 6
 """Each block drains the queue once at its ends, so few long blocks cost less than many short ones."""
+TURN_S = 0.03
+"""A block's length where no card takes part: long enough to fill the caches again, and short beside what disturbs a
+machine, so that it falls upon all arms alike."""
 MIN_ITERATIONS = 3
 REWARM_BELOW_S = 0.2
 """A block of short steps starts with one untimed step, because the arm before it left other things in the caches."""
@@ -52,8 +55,6 @@ class Protocol:
     """Also time steps that start and end in host memory."""
     began_at: float
     """Unix time at which the whole run began, for the telemetry's clock."""
-    num_blocks: int = NUM_BLOCKS
-    """Blocks of each arm; the more there are, the shorter they are, and the less falls upon one arm alone."""
 
 
 @dataclass
@@ -116,14 +117,17 @@ class ArmTimer:
     def _step(self) -> None:
         self.session.step()
 
-    def plan(self, protocol: Protocol) -> tuple[int, int]:
-        """Blocks and iterations a block for this arm."""
+    def plan(self, protocol: Protocol, turn_s: float = math.inf) -> tuple[int, int]:
+        """Blocks and iterations a block for this arm: NUM_BLOCKS, or as many more as are no longer than ``turn_s``."""
         wanted = max(protocol.repeats, math.ceil(protocol.seconds / max(self.step_s, 1e-6)))
         bearable = max(MIN_ITERATIONS, int(protocol.max_seconds / max(self.step_s, 1e-6)))
         total = min(wanted, bearable)
         if total < protocol.repeats:
             self.flags.add(f"long steps: fewer than {protocol.repeats} iterations a process")
-        blocks = min(protocol.num_blocks, total)
+        # With one iteration a block, the untimed step before it would take as long.
+        least = 2 if self.step_s < REWARM_BELOW_S else 1
+        short = max(least, math.ceil(min(turn_s, protocol.max_seconds) / max(self.step_s, 1e-6)))
+        blocks = min(max(NUM_BLOCKS, math.ceil(total / short)), total)
         return blocks, math.ceil(total / blocks)
 
     def time_wall(self, iterations: int) -> None:
@@ -225,7 +229,8 @@ def time_arms(timers: list[ArmTimer], protocol: Protocol, listen: Listen) -> Tra
     trace = Trace()
     if not timers:
         return trace
-    plans = {t.label: t.plan(protocol) for t in timers}
+    turn_s = math.inf if any(t.on_cuda for t in timers) else TURN_S  # a queue is drained at both ends of a block
+    plans = {t.label: t.plan(protocol, turn_s) for t in timers}
     cycles = max(blocks for blocks, _ in plans.values())
     rng = random.Random(protocol.process)
     queue = FullQueue() if any(t.on_cuda for t in timers) else None

@@ -27,7 +27,6 @@ from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import OK, OUT_OF_BUDGET, OUT_OF_MEMORY, TIMED_OUT, Config, GateRow, Row, estimates
-from hotlap.tools.tune.turns import TURN_S
 
 MEMORY_IN_TURNS = 0.5
 """Of the host's memory, what those that take turns may fill together, by the peaks that each had alone."""
@@ -142,7 +141,6 @@ class ProcessLab:
             warmup_seconds=self.budget.warm_up(self.config.warmup_seconds),
             transfer=False,
             began_at=time.time(),
-            num_blocks=math.ceil(seconds / TURN_S),
         )
         arms = [dataclasses.replace(parse_arm(config.arm), batch=config.batch).name for config in configs]
         labels = [str(config) for config in configs]

@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-TURN_S = 0.03
-"""Long enough to fill the caches again, short beside what disturbs a machine."""
 SWEEPS = 50
 """Rounds share configurations, so levels and paces are found in turn; a few sweeps settle them."""
 _MEDIAN_ERROR = 1.2533
