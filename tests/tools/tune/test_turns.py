@@ -165,7 +165,7 @@ def test_rows_of_turns_are_real_and_an_earlier_life_is_not_repeated(monkeypatch)
     pair = [Config("cpu:keep_memory", 4), Config("cpu:bf16+keep_memory", 2)]
     rows = laboratory(monkeypatch).turns("final", pair, rung=0, number=7)
     assert [each.config for each in rows] == pair and all(each.ok and each.together == 7 for each in rows)
-    assert len(rows[0].wall_ms) == len(rows[1].wall_ms) >= 4, "aligned, turn by turn"
+    assert all(len(each.wall_ms) >= 3 and len(each.interval_ms) >= len(each.wall_ms) for each in rows)
     assert all(each.seconds > 0.1 and min(each.wall_ms) > 0 and each.interval_ms for each in rows)
     monkeypatch.setattr(lab, "run_job", None)
     again = laboratory(monkeypatch, earlier=rows)
