@@ -7,7 +7,6 @@ import statistics
 
 import pytest
 from random_machines import contest, recorded_arms
-from stored_grid import stored_contest
 from stored_noise import small_contest, stored_day
 from test_search import CARD
 
@@ -47,17 +46,3 @@ def test_on_two_cores_with_the_noise_that_was_measured_there_the_bar_is_kept(day
     assert statistics.mean(one.regret for one in found) <= 0.04
     assert statistics.mean(one.share for one in found) <= 0.25
     assert statistics.quantiles((one.share for one in found), n=10)[-1] <= 0.29
-
-
-@pytest.mark.parametrize("refused", [True, False], ids=["as judged then", "all right"])
-@pytest.mark.parametrize(
-    ("target", "batch", "budget"),
-    [("unet", 16, 60.0), ("bilstm", 64, 60.0), ("torchvision.models:resnet50", 16, 120.0)],
-)
-def test_over_the_grids_that_a_card_has_answered_the_bar_is_kept(target, batch, budget, refused):
-    """A gate that refused bf16 of resnet50 left more time for memory formats than one that lets it be raced."""
-    about = dataclasses.replace(CARD, default_batch=batch)
-    found = [stored_contest(target, about, budget=budget, refused=refused, day=day) for day in range(16)]
-    assert max(one.regret for one in found) <= 0.03
-    assert max(one.share for one in found) <= 0.25
-    assert all(any(row.stage == "confirm" and row.config == one.winner for row in one.rows) for one in found)
