@@ -24,7 +24,7 @@ from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE, SplatEvalConfig, SplatInfoConfig
 from hotlap.splat.evaluate import evaluate
-from hotlap.splat.judge import psnr
+from hotlap.splat.judge import Model, psnr
 from hotlap.splat.opened import info
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.team import Alone
@@ -68,6 +68,28 @@ def test_no_seed_fails_and_none_changes_which_pictures_are_held_out(trainer, see
     before = made.judge()["psnr"]
     made.run(30)
     assert made.judge()["psnr"] > before + 1
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_every_picture_is_drawn_once_after_the_last_step(settings, monkeypatch, most):
+    drawn, draw = [], Model.draw
+
+    def count(model, pose, *rest):
+        drawn.append(pose)
+        return draw(model, pose, *rest)
+
+    monkeypatch.setattr(Model, "draw", count)
+    config = settings(steps=20, eval_every=10, max_test_views=most)
+    outcome = train(config).extra["outcome"]
+    on_the_way = most or 2
+    assert len(drawn) == 2 * on_the_way + 2, "twice some on the way, and after the last step all"
+    found = CheckpointStore(Path(config.out) / "checkpoints").load("best")
+    guard = found.state["guard"]
+    assert guard["best_step"] == 20
+    scores = [image["psnr"] for image in outcome["images"]]
+    assert guard["best_psnr"] == sum(scores[:on_the_way]) / on_the_way, "the guard's are those of the results"
+    again = evaluate(SplatEvalConfig(run=config.out, device="cpu", lpips=False))
+    assert again["images"] == outcome["images"] and again["mean"] == outcome["held_out"]
 
 
 def test_many_pictures_are_no_harder_than_few(settings, tmp_path):

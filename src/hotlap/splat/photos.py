@@ -33,8 +33,8 @@ from hotlap.records.run import RunRecord
 from hotlap.splat.apart import check_apart
 from hotlap.splat.begun import CHECKPOINTS
 from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.judging import PICTURES
 from hotlap.splat.motion import Mapper, require_pycolmap
-from hotlap.splat.outcome import PICTURES
 from hotlap.splat.photos_config import SHAPING, SplatPhotosConfig
 from hotlap.splat.train import LEAVE_S, train
 

@@ -60,15 +60,15 @@ class Pictures:
         self._waiting: OrderedDict[int, Future[Picture]] = OrderedDict()
         self._kept: list[Picture] = []
         self.place = place
-        pinholes = []
-        self.teaches = False
-        """Whether a pixel of any picture counts."""
+        pinholes, counts = [], []
         for loaded in self._pool.map(load, views):
             pinholes.append(loaded.camera)
-            self.teaches = self.teaches or loaded.mask is None or bool(loaded.mask.any())
+            counts.append(loaded.mask is None or bool(loaded.mask.any()))
             if self.place != "disk":
                 self._kept.append(self._keep(loaded))
         self.pinholes: tuple[Pinhole, ...] = tuple(pinholes)
+        self.counts: tuple[bool, ...] = tuple(counts)
+        """Whether a pixel of each counts."""
         self.has_masks = any(view.mask is not None for view in views)
 
     def __len__(self) -> int:

@@ -25,8 +25,9 @@ from hotlap.splat.apart import check_apart, scene_folders
 from hotlap.splat.cameras import look_at, orbit
 from hotlap.splat.config import SplatRenderConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
+from hotlap.splat.judging import REMEDY
 from hotlap.splat.opened import Opened, open_splats
-from hotlap.splat.outcome import CAMERAS, REMEDY, as_model
+from hotlap.splat.outcome import CAMERAS, as_model
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.stage import open_scene, split_views
 

@@ -31,8 +31,9 @@ from hotlap.splat.begun import CHECKPOINTS, as_begun, check_folder, make_folder,
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
+from hotlap.splat.judging import PICTURES, Judging
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import PICTURES, close_training
+from hotlap.splat.outcome import close_training, last_judging
 from hotlap.splat.stage import open_stage
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
@@ -134,7 +135,7 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
     """The record of a training that has been brought to its end, whatever that is."""
     try:
         status, why = _fit(keeper, watch)
-        outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
+        outcome = keeper.close_training(status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
         keeper.close(record, "interrupted", keeper.left or AT_ONCE, {})
         raise
@@ -175,6 +176,8 @@ class Keeper:
         """The highest PSNR of a model that can be had again."""
         self._best: dict[str, Any] | None = None
         """That model; None if it is in a checkpoint."""
+        self._judging: Judging | None = None
+        """What is known of the model after the last step."""
 
     def begin(self, sources: dict[str, str]) -> RunRecord:
         name = Path(self.config.scene).resolve().name or self.config.scene
@@ -236,7 +239,7 @@ class Keeper:
                 watch(step, trainer)
         scores: dict[str, float] = {}
         if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
-            # After the last step all pictures are judged for the journal; these are the guard's, which knows no others.
+            # After the last step the journal is told of all pictures; these are the guard's, which knows no others.
             scores = self._judge(journal if step < config.steps else None, epoch)
         if self._is_save_due(step):
             if journal is not None:
@@ -248,7 +251,9 @@ class Keeper:
     def _judge(self, journal: Journal | None, epoch: int) -> dict[str, float]:
         """Scores on some held-out pictures, for the journal and for the guard."""
         trainer, step = self.trainer, self.trainer.step
-        scores = trainer.judge(self.config.max_test_views)
+        if self.writes and step == self.config.steps:
+            self._judging = last_judging(trainer, self.folder)
+        scores = trainer.judge(self.config.max_test_views, self._judging)
         if journal is not None and scores:
             journal.log(step, epoch, "eval", scores)
         if scores:
@@ -293,6 +298,7 @@ class Keeper:
             state = found.state
         best_psnr, best_step = guard.best_psnr, guard.best_step
         self.trainer.load_state_dict(state)
+        self._judging = None
         step = self.trainer.step
         self.emit(events.note(f"the model is that of step {step}"))
         if has_fallen and self._best_score < best_psnr:  # who judged it ended before it was saved
@@ -302,6 +308,10 @@ class Keeper:
                     f"--checkpoint-every {self.config.eval_every} saves every one that is judged"
                 )
             )
+
+    def close_training(self, status: str, why: str) -> dict[str, Any]:
+        """Writes what the training leaves; what came of it, by name."""
+        return close_training(self.trainer, self.folder, self.emit, status, why, self._judging)
 
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:
