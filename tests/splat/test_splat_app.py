@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model, write_model
 from hotlap.data.splats import read_splats
+from hotlap.splat.album import save_picture
 from hotlap.splat.config import (
     SplatEvalConfig,
     SplatExportConfig,
@@ -116,8 +119,20 @@ def test_a_place_that_cannot_be_written_is_told(trained, tmp_path, name):
     if name == "a.mp4":
         pytest.importorskip("imageio_ffmpeg")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write .*file/a"):
+    with pytest.raises(StorageError, match=r"cannot write .*file/a.*Not a directory"):
         render(SplatRenderConfig(model=str(trained), device="cpu", out=str(tmp_path / "file" / name)))
+
+
+def test_a_picture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, black = tmp_path / "view.png", np.zeros((4, 6, 3), np.uint8)
+    save_picture(path, black)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write .*view\.png': No space left on device\. Free some space"):
+        save_picture(path, black + 255)
+    assert [one.name for one in tmp_path.iterdir()] == ["view.png"] and (picture(path) == 0).all()
 
 
 def test_training_pictures_are_judged_from_their_refined_poses(two_cameras):

@@ -113,7 +113,7 @@ def read_splats(path: Path | str) -> Splats:
 
 
 def write_splats(path: Path | str, splats: Splats) -> None:
-    """A file of splats, of the kind that its name ends in: see ``FORMATS``."""
+    """A file of splats, of the kind that its name ends in: see ``FORMATS``. Its folder is made."""
     from hotlap.data.splat_antimatter import write_splat
     from hotlap.data.splat_packed_ply import write_packed
     from hotlap.data.splat_ply import write_ply

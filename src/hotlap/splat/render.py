@@ -17,6 +17,7 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit, ignore
+from hotlap.data.file_bytes import make_folders
 from hotlap.data.picture_file import SUFFIXES, require_pillow
 from hotlap.data.scene import Pinhole, Scene
 from hotlap.device.probe import get_device
@@ -67,8 +68,8 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     emit(events.start("render", len(shots)))
     frames = _frames(model, shots, device, emit)
     if moving is not None:
+        make_folders(out)
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
             # Beside its place first: what is ended halfway cannot be played, and an older one would be lost.
             with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as made:
                 moving(Path(made) / out.name, frames, config.fps).replace(out)
