@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import time
 
@@ -115,21 +114,14 @@ def test_what_a_killed_run_left_half_made_is_removed(colmap, asked, tmp_path):
     assert sorted(path.name for path in work.iterdir()) == ["features.db", "matches.db", "photos.json"]
 
 
-def test_a_second_run_in_one_folder_waits_and_is_refused(colmap, asked, tmp_path, monkeypatch):
+def test_a_second_run_in_one_folder_waits_and_is_refused(colmap, asked, tmp_path, monkeypatch, held):
     out = tmp_path / "out"
     out.mkdir()
-    code = (
-        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
-        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
-    )
-    command = [sys.executable, "-c", code, str(out)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
+    with held(out):
         monkeypatch.setattr("hotlap.splat.photos.LEAVE_S", 0.1)
         with pytest.raises(UsageError, match=r"another process works in .*out'.*give the same command again"):
             from_photos(asked())
         assert names(colmap) == [] and not (out / "scene" / "images").exists()
-        first.communicate("leave\n")
     assert from_photos(asked()).points == 400
 
 

@@ -284,21 +284,14 @@ def test_pictures_are_the_same_wherever_they_wait(trainer, place):
         assert torch.equal(made.state.alive(name), want.state.alive(name))
 
 
-def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings, monkeypatch):
+def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings, monkeypatch, held):
     config = settings(steps=10)
-    code = (
-        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
-        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
-    )
     Path(config.out).mkdir()
-    command = [sys.executable, "-c", code, config.out]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
+    with held(config.out):
         monkeypatch.setattr("hotlap.splat.train.LEAVE_S", 0.1)
         with pytest.raises(UsageError, match=r"another process trains in .*Wait until it has ended"):
             train(config)
         assert [path.name for path in Path(config.out).iterdir()] == [".training"]
-        first.communicate("leave\n")
     assert train(config).status == "complete"
 
 

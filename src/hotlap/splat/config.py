@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
@@ -312,8 +311,3 @@ class SplatInfoConfig:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SplatTrainConfig))
-
-
-def run_path(config: SplatTrainConfig) -> Path | None:
-    """The folder that was asked for; None for a new one."""
-    return Path(config.out) if config.out else None

@@ -31,7 +31,7 @@ from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
 from hotlap.splat.apart import check_apart
-from hotlap.splat.begun import CHECKPOINTS
+from hotlap.splat.begun import CHECKPOINTS, REMEDY
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.judging import PICTURES
 from hotlap.splat.motion import Mapper, require_pycolmap
@@ -95,7 +95,7 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     except OSError as error:
         raise StorageError(
             f"out = {config.out!r} cannot be written: {error.strerror or error}",
-            remedy="Free some space or choose another folder with --out",
+            remedy=REMEDY,
         ) from error
     model = read_model(sparse / "0")
     registered = tuple(sorted(image.name for image in model.images))

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.scene import LoadedView, Pinhole, View, load_view
+from hotlap.splat.cameras import Shot
 
 DEVICE_SHARE, HOST_SHARE = 0.5, 0.5
 """Of the free memory that pictures may take."""
 AHEAD = 8
 """Pictures that are read ahead from disk."""
-PLACES = ("device", "host", "disk")
 
 Load = Callable[[View], LoadedView]
 
@@ -110,6 +110,11 @@ def planned_camera(view: View, scale: float = 1.0, max_side: int | None = None) 
     ratio = 1.0 if max_side is None else min(1.0, max_side / max(camera.width, camera.height))
     sides = [max(1, round(side * ratio)) for side in (camera.width, camera.height)]
     return camera.scaled_to(*(max(1, round(side * scale)) for side in sides))
+
+
+def planned_shot(view: View, scale: float = 1.0, max_side: int | None = None) -> Shot:
+    """A view as a camera to draw from, at that size."""
+    return Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
 
 
 def choose_place(views: Sequence[View], device: torch.device, scale: float = 1.0, max_side: int | None = None) -> str:

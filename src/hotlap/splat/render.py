@@ -7,7 +7,6 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ from hotlap.data.scene import Pinhole, Scene
 from hotlap.device.probe import get_device
 from hotlap.splat.album import as_bytes, file_names, save_picture
 from hotlap.splat.apart import check_apart, scene_folders
-from hotlap.splat.cameras import look_at, orbit
+from hotlap.splat.cameras import Shot, look_at, orbit
 from hotlap.splat.config import SplatRenderConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.judging import REMEDY
 from hotlap.splat.opened import Opened, open_splats
 from hotlap.splat.outcome import CAMERAS, as_model
-from hotlap.splat.pictures import planned_camera
+from hotlap.splat.pictures import planned_camera, planned_shot
 from hotlap.splat.stage import open_scene, split_views
 
 PLAIN_SIZE = (640, 480)
@@ -40,16 +39,6 @@ MOST_SKEW = 1e-3
 """How far a rotation that was written with few digits may be from one."""
 MOST_SIDE = 16384
 """Pixels of a width or height that is asked for, and in all the square of it: more is no picture but a mistake."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Shot:
-    """One camera to draw from."""
-
-    name: str
-    pose: np.ndarray
-    """[4, 4] camera from world."""
-    camera: Pinhole
 
 
 def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
@@ -133,11 +122,7 @@ def find_shots(config: SplatRenderConfig, opened: Opened, out: Path | None = Non
     settings = opened.settings(config.scene)
     scene = _scene_apart(settings, out)
     train, held_out = split_views(scene, settings)
-    scale, max_side = settings.scale, settings.max_side
-    shots = [
-        Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
-        for view in held_out or train
-    ]
+    shots = [planned_shot(view, settings.scale, settings.max_side) for view in held_out or train]
     if held_out or not opened.config.poses or opened.folder is None:
         return shots
     refined = read_named(opened.folder / CAMERAS)  # the splats fit the training views' poses as they are now
@@ -185,8 +170,12 @@ def read_path(path: Path) -> list[Shot]:
 
 def read_named(path: Path) -> dict[str, Shot]:
     """The cameras of a training's ``cameras.json``, by the names of their pictures."""
-    shots = [(row, read_shot(row, f"camera {number} of {str(path)!r}")) for number, row in enumerate(_read_rows(path))]
-    return {str(row.get("img_name", "")): shot for row, shot in shots}
+    found = {}
+    for number, row in enumerate(_read_rows(path)):
+        shot = read_shot(row, f"camera {number} of {str(path)!r}")
+        name = str(row.get("img_name", ""))
+        found[name] = dataclasses.replace(shot, name=name)
+    return found
 
 
 def _read_rows(path: Path) -> list[Any]:

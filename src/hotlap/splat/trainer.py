@@ -34,8 +34,6 @@ REORDER_GROWTH = 1.2
 LEAST_SIDE = 64
 """Pictures are not halved to fewer pixels than this."""
 
-Watch = Callable[[int, "Trainer"], None]
-
 
 class Trainer:
     """One model on one stage; ``step`` steps are done."""
