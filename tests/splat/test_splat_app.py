@@ -58,7 +58,9 @@ def picture(path: Path) -> np.ndarray:
 
 
 def test_a_judgement_from_disk_is_that_of_the_training(trained):
-    found = evaluate(SplatEvalConfig(run=str(trained), device="cpu"))
+    heard = []
+    found = evaluate(SplatEvalConfig(run=str(trained), device="cpu"), heard.append)
+    assert heard[-1].text == f"scores and pictures are in {trained / 'eval'}"
     want = json.loads((trained / "results.json").read_text())
     assert found["mean"]["psnr"] == pytest.approx(want["held_out"]["psnr"], abs=1e-4)
     assert found["mean"]["ssim"] == pytest.approx(want["held_out"]["ssim"], abs=1e-5)

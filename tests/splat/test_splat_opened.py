@@ -16,7 +16,7 @@ from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.splats import FORMATS, read_splats, write_splats
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.splat.begun import CHECKPOINTS
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.splat.config import LEARNABLE, SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.opened import export, info, open_splats

@@ -295,6 +295,27 @@ def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes
     assert train(config).status == "complete"
 
 
+@pytest.mark.parametrize("below", ["", "new/deep"])
+def test_a_place_where_no_folder_can_be_is_refused_before_anything_is_read(settings, tmp_path, below):
+    (tmp_path / "file").write_text("in the way")
+    out, heard = str(tmp_path / "file" / below), []
+    with pytest.raises(
+        StorageError, match=rf"out = {re.escape(repr(out))} cannot be made: .*file' is no folder\. Free"
+    ):
+        train(settings(out=out), heard.append)
+    assert not heard and (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_place_that_may_not_be_written_is_refused_before_anything_is_read(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    heard = []
+    with pytest.raises(
+        StorageError, match=rf"out = .*new' cannot be made: {re.escape(repr(str(tmp_path)))} may not be"
+    ):
+        train(settings(out=str(tmp_path / "new")), heard.append)
+    assert not heard and not (tmp_path / "new").exists()
+
+
 def test_another_training_in_the_folder_is_not_overwritten(settings):
     config = settings(steps=10)
     train(config)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
@@ -65,6 +66,7 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
         "images": [vars(score) for score in scores],
     }  # fmt: skip
     write_durably(folder / "results.json", json.dumps(found, indent=1).encode() + b"\n", remedy=REMEDY)
+    emit(events.note(f"scores and pictures are in {folder}"))
     return found
 
 

@@ -28,10 +28,11 @@ from hotlap.data.view import first_few
 from hotlap.data.view_pixels import read_head
 from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
 from hotlap.splat.apart import check_apart
-from hotlap.splat.begun import CHECKPOINTS, REMEDY
+from hotlap.splat.begun import REMEDY
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.judging import PICTURES
 from hotlap.splat.motion import Mapper, require_pycolmap
@@ -100,7 +101,7 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     model = read_model(sparse / "0")
     registered = tuple(sorted(image.name for image in model.images))
     _tell(photos, registered, len(model.points), emit)
-    record = train(settings, emit) if settings is not None else None
+    record = train(settings, emit, again="the same command") if settings is not None else None
     return FromPhotos(
         scene=scene, photos=len(photos), registered=registered, points=len(model.points), seconds=seconds, record=record
     )

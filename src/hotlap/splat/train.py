@@ -20,6 +20,7 @@ from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
 from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS, STOPPED_AT_ONCE
 from hotlap.engine.journal import Journal
 from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
@@ -27,7 +28,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.splat.apart import check_apart, scene_folders
-from hotlap.splat.begun import CHECKPOINTS, as_begun, check_folder, make_folder, write_settings
+from hotlap.splat.begun import as_begun, check_folder, make_folder, write_settings
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
@@ -40,7 +41,6 @@ from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
 from hotlap.splat.viewer import check_port, require_viser
 
-AT_ONCE = "Stopped at once; --resume goes on from the last checkpoint."
 OWN = "on its own picture"
 """What is told of the scores of a training on one picture, which holds none out."""
 SAVE_EVERY_S = 120.0
@@ -62,15 +62,20 @@ class Trained:
 
 
 def train(
-    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
-) -> RunRecord:
-    """Trains splats; the record's folder holds the model, its scores, pictures of both, checkpoints and metrics."""
-    return train_model(config, emit, sources=sources, watch=watch).record
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None,
+    again: str = "",
+) -> RunRecord:  # fmt: skip
+    """Trains splats; the record's folder holds the model, its scores, pictures of both, checkpoints and metrics.
+
+    ``again`` says what goes on with it after an interruption, where that is not --resume.
+    """
+    return train_model(config, emit, sources=sources, watch=watch, again=again).record
 
 
 def train_model(
-    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
-) -> Trained:
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None,
+    again: str = "",
+) -> Trained:  # fmt: skip
     """The same, with the trained model at hand."""
     place = find_place()
     device = get_device(config.device)
@@ -100,6 +105,7 @@ def train_model(
                 write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
+            keeper.again = again or keeper.again
             keeper.resume()
             with live_view(config.view, trainer, emit) as show:
                 record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
@@ -137,7 +143,7 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
         status, why = _fit(keeper, watch)
         outcome = keeper.close_training(status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
-        keeper.close(record, "interrupted", keeper.left or AT_ONCE, {})
+        keeper.close(record, "interrupted", keeper.left or STOPPED_AT_ONCE, {})
         raise
     except Exception as error:  # also a card without memory: no record may say that it still runs
         told = str(error) if isinstance(error, HotlapError) else f"{type(error).__name__}: {error}"
@@ -168,6 +174,8 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
+        self.again = f"'hotlap splat train ... --out {folder} --resume'"
+        """What goes on with an interrupted training."""
         self.left = ""
         """What is said of a training that was interrupted, and saved for that."""
         self.stopped_at: tuple[int, float] | None = None
@@ -221,8 +229,8 @@ class Keeper:
             journal.sync()
         self.save(None)
         self.left = f"Stopped after step {self.trainer.step}, which is saved."
-        again = f"'hotlap splat train ... --out {self.folder} --resume' goes on from there"
-        self.emit(events.warn(f"stopped after step {self.trainer.step}, which is saved; {again}"))
+        told = f"stopped after step {self.trainer.step}, which is saved; {self.again} goes on from there"
+        self.emit(events.warn(told))
         raise KeyboardInterrupt
 
     def _pause(self, journal: Journal | None, watch: Watch | None) -> None:

@@ -14,8 +14,9 @@ from hotlap.base.errors import RecordError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.journal import read_journal
-from hotlap.splat.begun import CHECKPOINTS, SETTINGS
+from hotlap.splat.begun import SETTINGS
 from hotlap.splat.cameras import Shot
 from hotlap.splat.config import SplatRenderConfig, SplatViewConfig
 from hotlap.splat.judge import Model
