@@ -382,6 +382,9 @@ def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):
     assert info(SplatInfoConfig(what=str(scene_folder)))["sizes"] == ["48x32"] and halves["sizes"] == ["24x16"]
     assert run(["splat", "info", str(scene_folder), "--images", "images_9"]) == 2
     assert "images_9" in capsys.readouterr().err
+    assert run(["splat", "info", str(scene_folder)]) == 0
+    said = capsys.readouterr().out
+    assert "48x32" in said and "notes" not in said, "what there is nothing of has no line"
     with pytest.raises(ConfigError, match=r"images = 'images_2' with what = .*Expected the folder of a scene"):
         info(SplatInfoConfig(what=str(trained), images="images_2"))
 

@@ -114,6 +114,8 @@ def _print_info(found: dict[str, Any], common: Common) -> int:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in found.items():
+        if value == []:
+            continue
         table.add_row(name.replace("_", " "), Text(_text(value)))
     make_console().print(table)
     return EXIT_OK

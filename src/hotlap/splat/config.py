@@ -239,8 +239,7 @@ class SplatEvalConfig:
     """auto, cpu, cuda or cuda:1."""
 
     def __post_init__(self) -> None:
-        if self.pictures < 0:
-            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="at least 0")
+        require_least(self, pictures=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +287,7 @@ class SplatExportConfig:
     model: str = ""
     """Folder of a training, or a file of splats."""
     out: str = ""
-    """File to write; its name decides the format: .ply, .compressed.ply, .splat or .spz."""
+    """File to write; its name decides the format: .ply, .compressed.ply, .splat or .spz. Its folder is made."""
     sh_degree: int | None = None
     """Highest degree that is kept; none for all."""
     min_opacity: float = 0.0
