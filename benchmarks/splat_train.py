@@ -18,10 +18,11 @@ degrees and density control, and are judged on the same held-out pictures by the
 every 3,000 steps and never does (its condition reads ``step % reset_every == 0 & step > 0``, which Python takes for
 ``... == (0 & step) > 0``), so ours does not either here, unless ``--set reset_every=3000`` says so.
 
-Figures of gsplat's own example are of another task in two ways. Where ``images_2`` holds JPEG files it makes half-size
-pictures of its own from ``images`` by a bicubic filter, which are smoother, and is judged by those. And the rate of its
-centres falls over ``max_steps``, 30,000 unless said: what it scores after 7,000 is a training under way. ``--images``
-with a folder of such pictures, and ``--set lr_decay=0.3415`` (0.01 to the power of 7/30), give both sides that task.
+Figures of gsplat's own example are of another task; results/splat_train_h200_202611.md lists how it differs. Two of
+its differences can be had here. Where ``images_2`` holds JPEG files it makes half-size pictures of its own from
+``images`` by a bicubic filter, which are smoother, and is judged by those. And the rate of its centres falls over
+``max_steps``, 30,000 unless said: what it scores after 7,000 is a training under way. ``--images`` with a folder of
+such pictures, and ``--set lr_decay=0.3415`` (0.01 to the power of 7/30), give both sides that much of its task.
 
 The time is that of all steps with densification and logging, after a few steps of another model that compile the
 kernels; reading pictures and judging are not in it.

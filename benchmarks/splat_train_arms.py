@@ -126,7 +126,7 @@ def train_ours(
 def train_gsplat(
     config: SplatTrainConfig, stage: Stage, clock: Clock, kept: Path, adam: str
 ) -> tuple[Model, dict[str, Any]]:
-    """gsplat's rasterization and default strategy, as its own example puts them together."""
+    """gsplat's rasterization and default strategy in a loop of our own: its example is another task."""
     import gsplat
 
     GsplatTraining(dataclasses.replace(config, sh_every=2), stage, clock.device, adam).run(WARM_STEPS)

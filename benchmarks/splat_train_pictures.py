@@ -13,7 +13,7 @@ from hotlap.splat.album import as_bytes, draw_curves, save_picture, sheet_of, si
 from hotlap.splat.cameras import orbit
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.judge import Model, judged
-from hotlap.splat.outcome import SHEET, SHEET_ROWS
+from hotlap.splat.judging import SHEET, SHEET_ROWS
 from hotlap.splat.pictures import planned_camera
 from hotlap.splat.render import write_gif
 from hotlap.splat.stage import Stage

@@ -338,7 +338,7 @@ def test_text_that_is_none_is_refused(folder):
 
 
 def test_a_folder_that_is_no_scene(tmp_path):
-    with pytest.raises(DataError, match=r"is no scene. Expected sparse/0"):
+    with pytest.raises(DataError, match=r"is no scene. Expected sparse/0.*alone go to 'hotlap splat from-photos'"):
         read_scene(tmp_path)
     with pytest.raises(DataError, match="nowhere' does not exist"):
         read_scene(tmp_path / "nowhere")

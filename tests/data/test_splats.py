@@ -166,7 +166,7 @@ def test_rows_that_cannot_be_drawn_are_read_found_and_not_written(tmp_path):
 
 
 def test_a_name_without_a_known_ending_is_not_written(tmp_path):
-    with pytest.raises(DataError, match=r"a\.obj' does not say what it is to be. Expected a name in \.ply, "):
+    with pytest.raises(DataError, match=r"a\.obj' is of no kind that is written. Expected a name that ends in \.ply, "):
         write_splats(tmp_path / "a.obj", make_splats())
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -37,6 +40,25 @@ def scene_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scene")
     write_drawn_scene(folder, TINY)
     return folder
+
+
+@pytest.fixture
+def held():
+    """Holds a folder, as another process that works there does, while it lasts."""
+
+    @contextmanager
+    def hold(folder):
+        code = (
+            "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
+            "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
+        )
+        command = [sys.executable, "-c", code, str(folder)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+            assert first.stdout.readline() == "held\n"
+            yield
+            first.communicate("leave\n")
+
+    return hold
 
 
 @pytest.fixture

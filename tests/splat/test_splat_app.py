@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model, write_model
 from hotlap.data.splats import read_splats
+from hotlap.splat.album import save_picture
 from hotlap.splat.config import (
     SplatEvalConfig,
     SplatExportConfig,
@@ -55,7 +58,9 @@ def picture(path: Path) -> np.ndarray:
 
 
 def test_a_judgement_from_disk_is_that_of_the_training(trained):
-    found = evaluate(SplatEvalConfig(run=str(trained), device="cpu"))
+    heard = []
+    found = evaluate(SplatEvalConfig(run=str(trained), device="cpu"), heard.append)
+    assert heard[-1].text == f"scores and pictures are in {trained / 'eval'}"
     want = json.loads((trained / "results.json").read_text())
     assert found["mean"]["psnr"] == pytest.approx(want["held_out"]["psnr"], abs=1e-4)
     assert found["mean"]["ssim"] == pytest.approx(want["held_out"]["ssim"], abs=1e-5)
@@ -116,8 +121,20 @@ def test_a_place_that_cannot_be_written_is_told(trained, tmp_path, name):
     if name == "a.mp4":
         pytest.importorskip("imageio_ffmpeg")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write .*file/a"):
+    with pytest.raises(StorageError, match=r"cannot write .*file/a.*Not a directory"):
         render(SplatRenderConfig(model=str(trained), device="cpu", out=str(tmp_path / "file" / name)))
+
+
+def test_a_picture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path, black = tmp_path / "view.png", np.zeros((4, 6, 3), np.uint8)
+    save_picture(path, black)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write .*view\.png': No space left on device\. Free some space"):
+        save_picture(path, black + 255)
+    assert [one.name for one in tmp_path.iterdir()] == ["view.png"] and (picture(path) == 0).all()
 
 
 def test_training_pictures_are_judged_from_their_refined_poses(two_cameras):
@@ -365,6 +382,9 @@ def test_info_of_a_scenes_other_pictures(scene_folder, trained, capsys):
     assert info(SplatInfoConfig(what=str(scene_folder)))["sizes"] == ["48x32"] and halves["sizes"] == ["24x16"]
     assert run(["splat", "info", str(scene_folder), "--images", "images_9"]) == 2
     assert "images_9" in capsys.readouterr().err
+    assert run(["splat", "info", str(scene_folder)]) == 0
+    said = capsys.readouterr().out
+    assert "48x32" in said and "notes" not in said, "what there is nothing of has no line"
     with pytest.raises(ConfigError, match=r"images = 'images_2' with what = .*Expected the folder of a scene"):
         info(SplatInfoConfig(what=str(trained), images="images_2"))
 

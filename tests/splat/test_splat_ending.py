@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hotlap.engine.config import CHECKPOINTS, STOPPED_AT_ONCE
 from hotlap.records.run import load_record
-from hotlap.splat.begun import CHECKPOINTS
-from hotlap.splat.train import AT_ONCE, train, train_model
+from hotlap.splat.train import train, train_model
 
 
 def told(number, at=10, times=1):
@@ -73,7 +73,7 @@ def test_the_second_one_ends_at_once(settings):
     with pytest.raises(KeyboardInterrupt):
         train(config, watch=told(signal.SIGINT, times=2))
     assert not saved(config)
-    assert load_record(Path(config.out) / "record.json").notes == [AT_ONCE]
+    assert load_record(Path(config.out) / "record.json").notes == [STOPPED_AT_ONCE]
 
 
 @pytest.mark.usefixtures("handlers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from shutil import copytree, rmtree
 
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import DataError, StorageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
-from hotlap.data.splats import read_splats, write_splats
+from hotlap.data.splats import FORMATS, read_splats, write_splats
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.splat.begun import CHECKPOINTS
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.splat.config import LEARNABLE, SplatEvalConfig, SplatExportConfig, SplatInfoConfig, SplatRenderConfig
 from hotlap.splat.evaluate import evaluate
 from hotlap.splat.opened import export, info, open_splats
@@ -115,10 +116,10 @@ def floaters(settings, tmp_path):
 
 def test_splats_that_spz_does_not_reach_are_refused_or_left_out_and_counted(floaters, tmp_path, capsys):
     path, splats = floaters
-    out = str(tmp_path / "scene.spz")
+    out = str(tmp_path / "new" / "deep" / "scene.spz")
     with pytest.raises(DataError, match=r"2 of 400 splats lie too far out, one at 100000 .*2048.*--drop-bad"):
         export(SplatExportConfig(model=str(path), out=out))
-    assert not Path(out).exists()
+    assert not Path(out).parent.exists(), "what is refused leaves no folder behind"
     assert run(["splat", "export", str(path), "--out", out, "--drop-bad", "--json"]) == 0
     said = capsys.readouterr()
     assert "2 of 400 splats, which lie farther out than the file reaches, are left out" in " ".join(said.err.split())
@@ -127,6 +128,23 @@ def test_splats_that_spz_does_not_reach_are_refused_or_left_out_and_counted(floa
     assert np.abs(read_splats(out).means - kept).max() <= 1 / 8192
     written, warnings = told_of(export, SplatExportConfig(model=str(path), out=str(tmp_path / "m.ply"), drop_bad=True))
     assert len(read_splats(written)) == 400 and not warnings, "a PLY file holds them all"
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_file_is_exported_into_a_folder_that_is_not_there_yet(floaters, tmp_path, ending):
+    out = tmp_path / "new" / "deep" / f"scene{ending}"
+    assert export(SplatExportConfig(model=str(floaters[0]), out=str(out), drop_bad=True)) == out
+    assert [path.name for path in out.parent.iterdir()] == [out.name] and len(read_splats(out)) >= 398
+
+
+@pytest.mark.parametrize("below", ["a.ply", "deep/a.ply"])
+def test_an_export_below_a_file_is_refused_by_its_name(floaters, tmp_path, below):
+    (tmp_path / "file").write_text("in the way")
+    out = str(tmp_path / "file" / below)
+    want = rf"cannot write {re.escape(repr(out))}: its folder cannot be made: Not a directory. Choose another place"
+    with pytest.raises(StorageError, match=want):
+        export(SplatExportConfig(model=str(floaters[0]), out=out))
+    assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_bad_splats_that_are_left_out_are_counted_once(floaters, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 import time
 
@@ -21,6 +20,7 @@ from hotlap.data.scene import read_scene
 from hotlap.splat import motion
 from hotlap.splat.photos import bring_photos, from_photos
 from hotlap.splat.photos_config import SplatPhotosConfig
+from hotlap.splat.trainer import Trainer
 
 SHORT = {"sh_degree": 0, "strategy": "none", "log_every": 2, "pictures": 0}
 
@@ -115,21 +115,14 @@ def test_what_a_killed_run_left_half_made_is_removed(colmap, asked, tmp_path):
     assert sorted(path.name for path in work.iterdir()) == ["features.db", "matches.db", "photos.json"]
 
 
-def test_a_second_run_in_one_folder_waits_and_is_refused(colmap, asked, tmp_path, monkeypatch):
+def test_a_second_run_in_one_folder_waits_and_is_refused(colmap, asked, tmp_path, monkeypatch, held):
     out = tmp_path / "out"
     out.mkdir()
-    code = (
-        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
-        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
-    )
-    command = [sys.executable, "-c", code, str(out)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
+    with held(out):
         monkeypatch.setattr("hotlap.splat.photos.LEAVE_S", 0.1)
         with pytest.raises(UsageError, match=r"another process works in .*out'.*give the same command again"):
             from_photos(asked())
         assert names(colmap) == [] and not (out / "scene" / "images").exists()
-        first.communicate("leave\n")
     assert from_photos(asked()).points == 400
 
 
@@ -143,6 +136,24 @@ def test_a_log_has_one_line_of_a_stage_and_not_one_a_second(colmap, asked, capsy
         from_photos(asked(), door)
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("features")]
     assert len(told) == 2 and told[0] == "features: looking for them" and re.fullmatch(r"features: \d.* m?s", told[1])
+
+
+def test_an_interrupted_training_of_photographs_says_how_it_goes_on(colmap, asked, tmp_path, monkeypatch):
+    run, heard = Trainer.run, []
+
+    def cut(trainer, until):
+        trainer.ends = trainer.step > 0
+        run(trainer, until)
+
+    config = asked(train=True, steps=4, training={**SHORT, "log_every": 1})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Trainer, "run", cut)
+        from_photos(config, heard.append)
+    said = [event.text for event in heard if event.kind == "warn"]
+    assert "stopped after step 1, which is saved; the same command goes on from there" in said
+    heard.clear()
+    assert from_photos(config, heard.append).record.status == "complete"
+    assert any(event.text == "went on from step 1" for event in heard)
 
 
 def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_path):

@@ -8,7 +8,7 @@ from shutil import copytree
 
 import pytest
 
-from hotlap.base.errors import ConfigError, DataError, RecordError
+from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.splat import render as module
 from hotlap.splat.config import SplatEvalConfig, SplatRenderConfig, config_with
 from hotlap.splat.evaluate import evaluate
@@ -49,6 +49,20 @@ def test_a_film_that_is_ended_halfway_leaves_the_older_one(trained, tmp_path, mo
     assert len(drawn) == 2
     assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing half-written lies beside it
     assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("reads", ["", "cat > /dev/null; "], ids=["at once", "after the last frame"])
+def test_a_video_that_ffmpeg_cannot_finish_is_an_error_with_its_words(trained, tmp_path, monkeypatch, reads):
+    pytest.importorskip("imageio_ffmpeg")
+    program, out = tmp_path / "ffmpeg", tmp_path / "flight.mp4"
+    program.write_text(f"#!/bin/sh\n{reads}echo 'No space left on device' >&2\nexit 3\n")
+    program.chmod(0o755)
+    out.write_bytes(b"an older film")
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    want = r"cannot write '.*flight\.mp4': ffmpeg ended with code 3 \(No space left on device\)\. Free some space"
+    with pytest.raises(StorageError, match=want):
+        render(orbit(trained, out))
+    assert out.read_bytes() == b"an older film" and {path.name for path in tmp_path.iterdir()} == {"ffmpeg", out.name}
 
 
 @pytest.mark.parametrize("name", ["flight.avi", "flight.WEBM", "view.png", "view.jpg"])

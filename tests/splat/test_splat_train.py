@@ -24,7 +24,7 @@ from hotlap.engine.journal import read_journal
 from hotlap.records.run import load_record
 from hotlap.splat.config import LEARNABLE, SplatEvalConfig, SplatInfoConfig
 from hotlap.splat.evaluate import evaluate
-from hotlap.splat.judge import psnr
+from hotlap.splat.judge import Model, psnr
 from hotlap.splat.opened import info
 from hotlap.splat.outcome import MODEL, RESULTS
 from hotlap.splat.team import Alone
@@ -68,6 +68,28 @@ def test_no_seed_fails_and_none_changes_which_pictures_are_held_out(trainer, see
     before = made.judge()["psnr"]
     made.run(30)
     assert made.judge()["psnr"] > before + 1
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_every_picture_is_drawn_once_after_the_last_step(settings, monkeypatch, most):
+    drawn, draw = [], Model.draw
+
+    def count(model, pose, *rest):
+        drawn.append(pose)
+        return draw(model, pose, *rest)
+
+    monkeypatch.setattr(Model, "draw", count)
+    config = settings(steps=20, eval_every=10, max_test_views=most)
+    outcome = train(config).extra["outcome"]
+    on_the_way = most or 2
+    assert len(drawn) == 2 * on_the_way + 2, "twice some on the way, and after the last step all"
+    found = CheckpointStore(Path(config.out) / "checkpoints").load("best")
+    guard = found.state["guard"]
+    assert guard["best_step"] == 20
+    scores = [image["psnr"] for image in outcome["images"]]
+    assert guard["best_psnr"] == sum(scores[:on_the_way]) / on_the_way, "the guard's are those of the results"
+    again = evaluate(SplatEvalConfig(run=config.out, device="cpu", lpips=False))
+    assert again["images"] == outcome["images"] and again["mean"] == outcome["held_out"]
 
 
 def test_many_pictures_are_no_harder_than_few(settings, tmp_path):
@@ -262,22 +284,36 @@ def test_pictures_are_the_same_wherever_they_wait(trainer, place):
         assert torch.equal(made.state.alive(name), want.state.alive(name))
 
 
-def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings, monkeypatch):
+def test_a_second_training_in_the_folder_of_one_that_runs_is_refused_and_changes_nothing(settings, monkeypatch, held):
     config = settings(steps=10)
-    code = (
-        "import sys; from pathlib import Path; from hotlap.engine.alone import alone_in\n"
-        "with alone_in(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.readline()\n"
-    )
     Path(config.out).mkdir()
-    command = [sys.executable, "-c", code, config.out]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
+    with held(config.out):
         monkeypatch.setattr("hotlap.splat.train.LEAVE_S", 0.1)
         with pytest.raises(UsageError, match=r"another process trains in .*Wait until it has ended"):
             train(config)
         assert [path.name for path in Path(config.out).iterdir()] == [".training"]
-        first.communicate("leave\n")
     assert train(config).status == "complete"
+
+
+@pytest.mark.parametrize("below", ["", "new/deep"])
+def test_a_place_where_no_folder_can_be_is_refused_before_anything_is_read(settings, tmp_path, below):
+    (tmp_path / "file").write_text("in the way")
+    out, heard = str(tmp_path / "file" / below), []
+    with pytest.raises(
+        StorageError, match=rf"out = {re.escape(repr(out))} cannot be made: .*file' is no folder\. Free"
+    ):
+        train(settings(out=out), heard.append)
+    assert not heard and (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_place_that_may_not_be_written_is_refused_before_anything_is_read(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    heard = []
+    with pytest.raises(
+        StorageError, match=rf"out = .*new' cannot be made: {re.escape(repr(str(tmp_path)))} may not be"
+    ):
+        train(settings(out=str(tmp_path / "new")), heard.append)
+    assert not heard and not (tmp_path / "new").exists()
 
 
 def test_another_training_in_the_folder_is_not_overwritten(settings):

@@ -17,13 +17,14 @@ from hotlap.cli.main import run
 from hotlap.data.scene import Pinhole
 from hotlap.data.splats import read_splats, write_splats
 from hotlap.splat import viewer as viewer_module
-from hotlap.splat.cameras import look_at
+from hotlap.splat.cameras import Shot, look_at
 from hotlap.splat.config import SplatViewConfig
 from hotlap.splat.live import MOST_SHARE, Live
 from hotlap.splat.look import Look, depth_colors, draw_look, free_camera, pose_from
+from hotlap.splat.render import read_named
 from hotlap.splat.train import train, train_model
-from hotlap.splat.view import Running, read_stands, view
-from hotlap.splat.viewer import MOVING_S, Stand, Viewer
+from hotlap.splat.view import Running, view
+from hotlap.splat.viewer import MOVING_S, Viewer
 
 DOWN = np.array([0.0, -1.0, 0.0])
 CAMERA = Pinhole(width=48, height=32, fx=40, fy=40, cx=24, cy=16)
@@ -66,7 +67,7 @@ def opened(viser, port, trained):
     """A page of the trained model, the time it goes by, and its server."""
     clock = Clock()
     stands = [
-        Stand(name=f"{n}.png", pose=look_at(np.array(place), np.zeros(3), DOWN), camera=CAMERA)
+        Shot(name=f"{n}.png", pose=look_at(np.array(place), np.zeros(3), DOWN), camera=CAMERA)
         for n, place in enumerate([(3.0, -1.0, 0.0), (0.0, -1.0, 3.0), (-3.0, -1.0, 0.5)])
     ]
     page = Viewer(lambda: trained[1], stands, port=port, clock=clock)
@@ -253,7 +254,7 @@ def test_a_running_training_is_shown_by_its_newest_checkpoint(viser, port, train
     (tmp_path / late.name).rename(late)
     assert shown.reload() and "step 4 of 4" in shown.told()
     assert torch.equal(shown.now().params["means"], trained[1].params["means"])
-    assert [stand.name for stand in shown.stands()] == [s.name for s in read_stands(trained[0] / "cameras.json")]
+    assert [stand.name for stand in shown.stands()] == list(read_named(trained[0] / "cameras.json"))
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(RecordError, match=r"running' has neither model\.ply nor a checkpoint"):
         view(SplatViewConfig(model=str(folder), port=port))
@@ -281,7 +282,7 @@ def test_a_running_training_is_shown_on_the_white_that_its_scene_has(settings, s
 def test_cameras_that_are_no_json_are_told(trained, tmp_path):
     (tmp_path / "cameras.json").write_text("[3")
     with pytest.raises(DataError, match=r"cameras\.json' is no JSON"):
-        read_stands(tmp_path / "cameras.json")
+        read_named(tmp_path / "cameras.json")
 
 
 def test_files_and_folders_are_shown_until_the_end(viser, port, trained, tmp_path):
@@ -349,7 +350,7 @@ def test_what_is_no_model_is_told(viser):
 
 def test_viser_itself_takes_the_page(port, trained):
     pytest.importorskip("viser")
-    stands = read_stands(trained[0] / "cameras.json")
+    stands = list(read_named(trained[0] / "cameras.json").values())
     page = Viewer(lambda: trained[1], stands, port=port)
     try:
         page.add_pause()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from hotlap.base.errors import EXIT_OK
-from hotlap.cli.commands import _dry_run, _print_json, _print_record, _print_text, _stderr
+from hotlap.cli.commands import _dry_run, _exit_code, _print_json, _print_record, _print_text, _stderr
 from hotlap.cli.options import Common, Request
 from hotlap.cli.show import ProgressDoor, make_console
+
+if TYPE_CHECKING:
+    from hotlap.splat.photos import FromPhotos
 
 
 def run_train(request: Request) -> int:
@@ -25,17 +30,56 @@ def run_train(request: Request) -> int:
         record = train(request.resolved.config, door, sources=request.resolved.sources)
     if place is None or place.rank == 0:
         _print_record(record, request.common)
-    return record.verdict.exit_code if record.verdict else EXIT_OK
+    return _exit_code(record)
 
 
 def run_eval(request: Request) -> int:
     from hotlap.splat.app import evaluate
 
+    return _run(request, evaluate, _print_scores)
+
+
+def run_render(request: Request) -> int:
+    from hotlap.splat.app import render
+
+    return _run(request, render, _print_files)
+
+
+def run_view(request: Request) -> int:
+    from hotlap.splat.app import view
+
+    return _run(request, view, lambda _, common: EXIT_OK)
+
+
+def run_from_photos(request: Request) -> int:
+    from hotlap.splat.app import from_photos
+
+    return _run(request, from_photos, _print_photos)
+
+
+def run_export(request: Request) -> int:
+    from hotlap.splat.app import export
+
+    return _run(request, export, lambda written, common: _print_files([written], common))
+
+
+def run_info(request: Request) -> int:
+    from hotlap.splat.app import info
+
+    return _run(request, info, _print_info)
+
+
+def _run(request: Request, work: Callable[..., Any], show: Callable[[Any, Common], int]) -> int:
+    """Does what was asked for and shows what came of it; the exit code."""
     if request.common.dry_run:
         return _dry_run(request, [])
     with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        found = evaluate(request.resolved.config, door)
-    if request.common.json:
+        found = work(request.resolved.config, door)
+    return show(found, request.common)
+
+
+def _print_scores(found: dict[str, Any], common: Common) -> int:
+    if common.json:
         _print_json(found)
         return EXIT_OK
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -51,77 +95,38 @@ def run_eval(request: Request) -> int:
     return EXIT_OK
 
 
-def run_render(request: Request) -> int:
-    from hotlap.splat.app import render
-
-    if request.common.dry_run:
-        return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        files = render(request.resolved.config, door)
-    return _print_files([str(path) for path in files], request.common)
-
-
-def run_view(request: Request) -> int:
-    from hotlap.splat.app import view
-
-    if request.common.dry_run:
-        return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        view(request.resolved.config, door)
-    return EXIT_OK
-
-
-def run_from_photos(request: Request) -> int:
-    from hotlap.splat.app import from_photos
-
-    if request.common.dry_run:
-        return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        found = from_photos(request.resolved.config, door)
+def _print_photos(found: FromPhotos, common: Common) -> int:
     if found.record is not None:
-        _print_record(found.record, request.common)
-        return found.record.verdict.exit_code if found.record.verdict else EXIT_OK
-    if request.common.json:
+        _print_record(found.record, common)
+        return _exit_code(found.record)
+    if common.json:
         _print_json({"scene": str(found.scene), "photos": found.photos, "registered": list(found.registered)})
     else:
         _print_text(f"{found.scene}: cameras of {len(found.registered)} of {found.photos} photographs")
     return EXIT_OK
 
 
-def run_export(request: Request) -> int:
-    from hotlap.splat.app import export
-
-    if request.common.dry_run:
-        return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        written = export(request.resolved.config, door)
-    return _print_files([str(written)], request.common)
-
-
-def run_info(request: Request) -> int:
-    from hotlap.splat.app import info
-
-    if request.common.dry_run:
-        return _dry_run(request, [])
-    with ProgressDoor(_stderr(), quiet=request.common.quiet) as door:
-        found = info(request.resolved.config, door)
-    if request.common.json:
+def _print_info(found: dict[str, Any], common: Common) -> int:
+    if common.json:
         _print_json(found)
         return EXIT_OK
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in found.items():
+        if value == []:
+            continue
         table.add_row(name.replace("_", " "), Text(_text(value)))
     make_console().print(table)
     return EXIT_OK
 
 
-def _print_files(files: list[str], common: Common) -> int:
+def _print_files(files: list[Path], common: Common) -> int:
+    names = [str(path) for path in files]
     if common.json:
-        _print_json({"files": files})
+        _print_json({"files": names})
     else:
-        _print_text("\n".join(files))
+        _print_text("\n".join(names))
     return EXIT_OK
 
 

@@ -205,15 +205,19 @@ def pose_of(image: ColmapImage) -> np.ndarray:  # [4, 4] float64
             expected="finite numbers and a quaternion other than 0",
             remedy="Remove the image from the model, or estimate the poses again",
         )
-    w, x, y, z = quat / length
     pose = np.eye(4)
-    pose[:3, :3] = [
+    pose[:3, :3], pose[:3, 3] = rotation_of(quat / length), shift
+    return pose
+
+
+def rotation_of(quat: np.ndarray) -> np.ndarray:  # [4] -> [3, 3]
+    """The rotation that w, x, y, z of length 1 stand for."""
+    w, x, y, z = quat
+    return np.array([
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ]
-    pose[:3, 3] = shift
-    return pose
+    ])  # fmt: skip
 
 
 def quat_of(rotation: np.ndarray) -> tuple[float, float, float, float]:  # [3, 3]

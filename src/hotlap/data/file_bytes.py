@@ -1,4 +1,6 @@
-"""A binary file read from the front, in which no count is believed before the file is seen to be long enough for it."""
+"""Files as bytes: read from the front, where no count is believed before the file is seen to be long enough; written
+whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from hotlap.base.errors import DataError
+from hotlap.base.errors import DataError, StorageError
+from hotlap.records.run import write_atomic
 
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError)
 """What zipfile raises for damaged archives. A RuntimeError is an encrypted part, or, as NotImplementedError, a version
@@ -20,6 +23,23 @@ def read_whole(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """``path`` holds ``content`` whole, or what it held before; the folders that it lies in are made."""
+    make_folders(path)
+    write_atomic(path, content)
+
+
+def make_folders(path: Path) -> None:
+    """Makes the folders that a file is to lie in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
+        raise StorageError(
+            f"cannot write {str(path)!r}: its folder cannot be made: {why}", remedy="Choose another place"
+        ) from error
 
 
 def read_text(path: Path) -> str:

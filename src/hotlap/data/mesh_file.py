@@ -15,9 +15,6 @@ from hotlap.records.run import write_atomic
 SUFFIXES = (".obj", ".ply", ".glb")
 
 
-EXPORT_AGAIN = "Export it again, as OBJ, PLY or GLB with triangles"
-
-
 class MeshFileError(DataError):
     """A mesh file is missing, damaged, empty or of a kind that is not read."""
 

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 
 from hotlap.data.mesh_file import Material, Mesh, MeshFileError
+from hotlap.data.ply import TYPES
 
-KINDS = {
-    "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
-    "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
-    "double": "f8", "float64": "f8",
-}  # fmt: skip
 INDEX_NAMES = ("vertex_indices", "vertex_index")
 UV_NAMES = (("s", "t"), ("u", "v"), ("texture_u", "texture_v"))
 ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
@@ -57,9 +53,9 @@ def _read_header(content: bytes) -> tuple[str, list[_Element], bytes, str]:
         elif words[:1] == ["element"]:
             elements.append(_Element(words[1], int(words[2])))
         elif words[:2] == ["property", "list"]:
-            elements[-1].properties.append((words[4], KINDS[words[3]], KINDS[words[2]]))
+            elements[-1].properties.append((words[4], TYPES[words[3]], TYPES[words[2]]))
         elif words[:1] == ["property"]:
-            elements[-1].properties.append((words[2], KINDS[words[1]], ""))
+            elements[-1].properties.append((words[2], TYPES[words[1]], ""))
         elif words[:2] == ["comment", "TextureFile"]:
             texture = " ".join(words[2:])
     if order == "?":

@@ -17,6 +17,7 @@ TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
+"""NumPy's code of each kind of number that a header may name."""
 ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": "="}
 MAX_HEADER = 1 << 20
 MAX_PROPERTIES = 4096

@@ -45,7 +45,7 @@ def read_scene(
         raise DataError(
             f"folder {str(folder)!r} is no scene",
             expected="sparse/0 with cameras.bin and images.bin, or a transforms.json",
-            remedy="Name the folder above sparse/ and images/",
+            remedy="Name the folder above sparse/ and images/; photographs alone go to 'hotlap splat from-photos'",
         )
     white = bool(white_background)
     return read_colmap(folder, images, factor, white_background=white, skip_missing=skip_missing)

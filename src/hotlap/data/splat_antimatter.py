@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.base.errors import DataError
-from hotlap.data.file_bytes import read_whole
+from hotlap.data.file_bytes import read_whole, write_whole
 from hotlap.data.splat_bytes import logit, sigmoid, to_steps, unit
 from hotlap.data.splats import SH_C0, Splats
-from hotlap.records.run import write_atomic
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("color", "u1", 4), ("quat", "u1", 4)])
 _LEAST_SCALE = 1e-12
@@ -48,4 +47,4 @@ def write_splat(path: Path, splats: Splats) -> None:
     color = 0.5 + SH_C0 * splats.sh0.astype(np.float64)
     rows["color"] = to_steps(np.concatenate([color, sigmoid(splats.logit_opacities)[:, None]], 1), 255)
     rows["quat"] = (np.round(unit(splats.quats) * 128) + 128).clip(0, 255)
-    write_atomic(path, rows[np.argsort(-weight, kind="stable")].tobytes())
+    write_whole(path, rows[np.argsort(-weight, kind="stable")].tobytes())

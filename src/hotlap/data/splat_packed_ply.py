@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.base.errors import DataError
+from hotlap.data.file_bytes import write_whole
 from hotlap.data.ply import Header, columns
 from hotlap.data.splat_bytes import from_three, logit, morton_order, sigmoid, three_smallest, to_steps, unit
 from hotlap.data.splat_ply import count_rest, rest_names
 from hotlap.data.splats import SH_C0, Splats
-from hotlap.records.run import write_atomic
 
 CHUNK = 256
 POSITION = ("min_x", "min_y", "min_z", "max_x", "max_y", "max_z")
@@ -110,7 +110,7 @@ def write_packed(path: Path, splats: Splats) -> None:
     chunks = np.concatenate(limits, 1, dtype="<f4")
     rest = splats.shN.transpose(0, 2, 1).reshape(len(splats), 3 * splats.shN.shape[1])
     steps = ((rest / _SH_REACH + 0.5) * 256).clip(0, 255).astype(np.uint8)
-    write_atomic(
+    write_whole(
         path, _head(len(splats), len(chunks), rest.shape[1]) + chunks.tobytes() + words.tobytes() + steps.tobytes()
     )
 

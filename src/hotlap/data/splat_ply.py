@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.base.errors import DataError
+from hotlap.data.file_bytes import write_whole
 from hotlap.data.ply import Header, columns
 from hotlap.data.splats import SH_COEFFS, Splats
 from hotlap.data.view import first_few
-from hotlap.records.run import write_atomic
 
 MEANS, NORMALS = ("x", "y", "z"), ("nx", "ny", "nz")
 DC, SCALES = ("f_dc_0", "f_dc_1", "f_dc_2"), ("scale_0", "scale_1", "scale_2")
@@ -69,4 +69,4 @@ def write_ply(path: Path, splats: Splats) -> None:
         ],
         axis=1, dtype="<f4",
     )  # fmt: skip
-    write_atomic(path, "\n".join(lines).encode("ascii") + table.tobytes())
+    write_whole(path, "\n".join(lines).encode("ascii") + table.tobytes())

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable
-from hotlap.data.file_bytes import read_whole
+from hotlap.data.file_bytes import read_whole, write_whole
 from hotlap.data.splat_bytes import from_three, logit, sigmoid, three_smallest, to_steps, unit
 from hotlap.data.splats import SH_COEFFS, Splats
-from hotlap.records.run import write_atomic
 
 MAGIC = b"NGSP"
 VERSIONS = (1, 2, 3, 4)
@@ -198,13 +197,13 @@ def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bit
     streams = _encode(splats, sh_bits)
     head = (MAGIC, version, len(splats), splats.sh_degree, _FRACTION_BITS, _ANTIALIASED * splats.antialiased)
     if version == 3:
-        write_atomic(path, gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
+        write_whole(path, gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
         return
     compressor = _zstandard().ZstdCompressor(level=_ZSTD_LEVEL)
     packed = [(compressor.compress(stream), len(stream)) for stream in streams if stream]
     table = b"".join(_ENTRY.pack(len(stream), size) for stream, size in packed)
     body = b"".join(stream for stream, _ in packed)
-    write_atomic(path, _HEAD_4.pack(*head, len(packed), _HEAD_4.size) + table + body)
+    write_whole(path, _HEAD_4.pack(*head, len(packed), _HEAD_4.size) + table + body)
 
 
 def _encode(splats: Splats, sh_bits: tuple[int, int]) -> list[bytes]:

@@ -113,7 +113,7 @@ def read_splats(path: Path | str) -> Splats:
 
 
 def write_splats(path: Path | str, splats: Splats) -> None:
-    """A file of splats, of the kind that its name ends in: see ``FORMATS``."""
+    """A file of splats, of the kind that its name ends in: see ``FORMATS``. Its folder is made."""
     from hotlap.data.splat_antimatter import write_splat
     from hotlap.data.splat_packed_ply import write_packed
     from hotlap.data.splat_ply import write_ply
@@ -133,7 +133,9 @@ def write_splats(path: Path | str, splats: Splats) -> None:
     elif file.suffix.lower() in writers:
         writers[file.suffix.lower()](file, splats)
     else:
-        raise DataError(f"file {str(file)!r} does not say what it is to be", expected=f"a name in {', '.join(FORMATS)}")
+        raise DataError(
+            f"file {str(file)!r} is of no kind that is written", expected=f"a name that ends in {', '.join(FORMATS)}"
+        )
 
 
 def beyond(path: Path | str, splats: Splats) -> np.ndarray:  # [N] bool

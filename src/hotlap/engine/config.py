@@ -13,6 +13,8 @@ from hotlap.records.run import RunRecord, find_runs, is_called, load_record, rec
 
 CHECKPOINTS = "checkpoints"
 """The folder, in a run's, that holds its checkpoints."""
+STOPPED_AT_ONCE = "Stopped at once; --resume goes on from the last checkpoint."
+"""What is said of a training that had no time to save itself."""
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 RECORDS_ITSELF = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile with CUDA graphs of their own."""

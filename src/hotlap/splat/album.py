@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.base.errors import StorageError
+from hotlap.data.file_bytes import write_whole
 from hotlap.data.picture_file import require_pillow
 from hotlap.engine.journal import Row
 
@@ -60,13 +61,9 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 def save_picture(path: Path, picture: np.ndarray) -> None:
     """Writes a PNG or JPEG file, as its name says; its folder is made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require_pillow().fromarray(picture).save(path, quality=85)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {str(path)!r}: {error.strerror or error}", remedy="Free some space or choose another folder"
-        ) from error
+    made = io.BytesIO()
+    require_pillow().fromarray(picture).save(made, "JPEG" if path.suffix == ".jpg" else "PNG", quality=85)
+    write_whole(path, made.getvalue())
 
 
 def draw_curves(path: Path, rows: Sequence[Row], judged: str = "held out") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, RecordError, StorageError
 from hotlap.base.events import Emit
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.durable import write_durably
 from hotlap.records.codec import encode
 from hotlap.records.run import run_folder
@@ -19,7 +21,7 @@ from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.outcome import MODEL
 from hotlap.splat.stage import scene_place
 
-CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
+SETTINGS = "settings.json"
 FREE = (
     "out", "resume", "device", "images_on", "graph", "eval_every", "max_test_views", "keep", "log_every", "pictures",
     "abort_psnr_drop", "abort_growth", "checkpoint_every", "view",
@@ -44,6 +46,8 @@ def check_folder(config: SplatTrainConfig) -> None:
     """Refuses a folder that holds another training, before anything is read."""
     if config.resume and not config.out:
         raise ConfigError("resume = True without out", remedy="Name the folder of the training with --out")
+    if config.out:
+        _check_place(Path(config.out))
     if config.out and config.scene:
         check_apart(Path(config.out), [Path(config.scene)])  # its folders are looked at when they are known
     if config.resume:
@@ -60,6 +64,15 @@ def check_folder(config: SplatTrainConfig) -> None:
             f"out = {config.out!r} holds the {MODEL} of another training",
             remedy="Choose another folder, or move that one away",
         )
+
+
+def _check_place(out: Path) -> None:
+    """Refuses a place where no folder can be made."""
+    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise StorageError(f"out = {str(out)!r} cannot be made: {str(nearest)!r} is no folder", remedy=REMEDY)
+    if not os.access(nearest, os.W_OK):
+        raise StorageError(f"out = {str(out)!r} cannot be made: {str(nearest)!r} may not be written", remedy=REMEDY)
 
 
 def make_folder(config: SplatTrainConfig) -> Path:
@@ -108,7 +121,8 @@ def _stored(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(
-            f"no training at {str(folder)!r}: {error.strerror or error}", expected=f"a folder with {SETTINGS}"
+            f"no training at {str(folder)!r}: {str(path)!r} cannot be read: {error.strerror or error}",
+            expected=f"a folder with {SETTINGS}",
         ) from error
     except ValueError as error:
         raise RecordError(f"{str(path)!r} is not whole JSON ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,24 @@ class Cameras:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shot:
+    """One camera to draw from."""
+
+    name: str
+    pose: np.ndarray
+    """[4, 4] camera from world."""
+    camera: Pinhole
+
+    def place(self) -> np.ndarray:  # [3]
+        """Where it stands, in the world."""
+        return np.asarray(-self.pose[:3, :3].T @ self.pose[:3, 3])
+
+    def fov(self) -> float:
+        """What it sees from top to bottom, in radians."""
+        return 2 * math.atan(self.camera.height / 2 / self.camera.fy)
 
 
 def pack_cameras(views: Sequence[View], pinholes: Sequence[Pinhole], device: torch.device) -> Cameras:

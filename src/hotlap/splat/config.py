@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hotlap.base.errors import ConfigError, UnknownName, did_you_mean
@@ -240,8 +239,7 @@ class SplatEvalConfig:
     """auto, cpu, cuda or cuda:1."""
 
     def __post_init__(self) -> None:
-        if self.pictures < 0:
-            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="at least 0")
+        require_least(self, pictures=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +287,7 @@ class SplatExportConfig:
     model: str = ""
     """Folder of a training, or a file of splats."""
     out: str = ""
-    """File to write; its name decides the format: .ply, .compressed.ply, .splat or .spz."""
+    """File to write; its name decides the format: .ply, .compressed.ply, .splat or .spz. Its folder is made."""
     sh_degree: int | None = None
     """Highest degree that is kept; none for all."""
     min_opacity: float = 0.0
@@ -312,8 +310,3 @@ class SplatInfoConfig:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(SplatTrainConfig))
-
-
-def run_path(config: SplatTrainConfig) -> Path | None:
-    """The folder that was asked for; None for a new one."""
-    return Path(config.out) if config.out else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
@@ -16,9 +17,10 @@ from hotlap.engine.durable import write_durably
 from hotlap.splat.cameras import Cameras, pack_cameras
 from hotlap.splat.config import SplatEvalConfig
 from hotlap.splat.judge import mean_scores
+from hotlap.splat.judging import REMEDY, Judging
 from hotlap.splat.lpips import NET, why_no_lpips
 from hotlap.splat.opened import open_splats
-from hotlap.splat.outcome import CAMERAS, REMEDY, judge_all
+from hotlap.splat.outcome import CAMERAS
 from hotlap.splat.pictures import Pictures, load_scaled
 from hotlap.splat.render import read_named
 from hotlap.splat.stage import open_scene, split_views
@@ -52,7 +54,7 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
             raise StorageError(f"cannot make {str(folder)!r}: {error.strerror or error}", remedy=REMEDY) from error
         with torch.no_grad():
             model = opened.model(device, config.scene)
-            scores = judge_all(model, cameras, pictures, folder, config.pictures, lpips=weights, emit=emit)
+            scores = Judging(model, cameras, pictures, folder, config.pictures, lpips=weights).close(emit)
     finally:
         pictures.close()
     if not scores:
@@ -64,6 +66,7 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
         "images": [vars(score) for score in scores],
     }  # fmt: skip
     write_durably(folder / "results.json", json.dumps(found, indent=1).encode() + b"\n", remedy=REMEDY)
+    emit(events.note(f"scores and pictures are in {folder}"))
     return found
 
 

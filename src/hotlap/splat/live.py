@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from hotlap.base import events
 from hotlap.base.events import Emit
+from hotlap.splat.cameras import Shot
 from hotlap.splat.trainer import Trainer
-from hotlap.splat.viewer import Stand, Viewer
+from hotlap.splat.viewer import Viewer
 
 MOST_SHARE = 0.25
 """Of the time that drawing may take while a training runs and somebody looks around; it takes none otherwise."""
@@ -84,6 +85,6 @@ def live_view(port: int | None, trainer: Trainer, emit: Emit) -> Iterator[Callab
         viewer.close()
 
 
-def _stand(trainer: Trainer, number: int) -> Stand:
+def _stand(trainer: Trainer, number: int) -> Shot:
     view, pinhole = trainer.stage.views[number], trainer.stage.pictures.pinholes[number]
-    return Stand(name=view.name, pose=view.camera_from_world, camera=pinhole)
+    return Shot(name=view.name, pose=view.camera_from_world, camera=pinhole)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotlap.data.colmap import rotation_of
 from hotlap.data.scene import Pinhole
 from hotlap.kernels.splat.frame import Splats, View
 from hotlap.kernels.splat.op import splat
@@ -50,12 +51,7 @@ def free_camera(width: int, height: int, fov: float) -> Pinhole:
 
 def pose_from(wxyz: np.ndarray, place: np.ndarray) -> np.ndarray:  # [4], [3] -> [4, 4] camera from world
     """The pose of a camera that is turned (world from camera) and placed like this."""
-    w, x, y, z = np.asarray(wxyz, dtype=float) / np.linalg.norm(wxyz)
-    turn = np.array([
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ])  # fmt: skip
+    turn = rotation_of(np.asarray(wxyz, dtype=float) / np.linalg.norm(wxyz))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn.T, -turn.T @ np.asarray(place, dtype=float)
     return pose

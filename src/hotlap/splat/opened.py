@@ -19,7 +19,8 @@ from hotlap.data.scene import read_scene
 from hotlap.data.splats import Splats, read_splats
 from hotlap.data.transforms import find_transforms
 from hotlap.engine.checkpoint import CheckpointStore
-from hotlap.splat.begun import CHECKPOINTS, SETTINGS, read_settings
+from hotlap.engine.config import CHECKPOINTS
+from hotlap.splat.begun import SETTINGS, read_settings
 from hotlap.splat.config import FIELDS, LEARNABLE, SplatExportConfig, SplatInfoConfig, SplatTrainConfig
 from hotlap.splat.guard import medians
 from hotlap.splat.judge import Model

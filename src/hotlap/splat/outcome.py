@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +15,22 @@ from hotlap.base.events import Emit
 from hotlap.data.splats import Splats, write_splats
 from hotlap.engine.durable import write_durably
 from hotlap.engine.journal import Journal, read_journal
-from hotlap.splat.album import draw_curves, file_names, save_picture, sheet_of, side_by_side
+from hotlap.splat.album import draw_curves
 from hotlap.splat.cameras import Cameras
-from hotlap.splat.judge import Model, Score, judged, mean_scores
+from hotlap.splat.judge import Model, mean_scores
+from hotlap.splat.judging import REMEDY, Judging
 from hotlap.splat.lpips import NET, why_no_lpips
-from hotlap.splat.pictures import Pictures
 from hotlap.splat.trainer import Trainer
 
-MODEL, RESULTS, SCORES, CAMERAS, CURVES = "model.ply", "results.json", "scores.csv", "cameras.json", "curves.png"
-PICTURES = "pictures"
-"""The folder of pictures beside their photographs."""
-SHEET, SHEET_ROWS = "sheet.jpg", 4
-"""Some of the pictures beside their photographs in one small file, and how many."""
-REMEDY = "Free some space or choose another folder"
+MODEL, RESULTS, CAMERAS, CURVES = "model.ply", "results.json", "cameras.json", "curves.png"
 
 
-def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why: str) -> dict[str, Any]:
-    """Writes everything; what came of the training, by name."""
-    model, stage = sound(trainer.model()), trainer.stage
+def close_training(
+    trainer: Trainer, folder: Path, emit: Emit, status: str, why: str, judging: Judging | None = None
+) -> dict[str, Any]:
+    """Writes everything; what came of the training, by name. ``judging`` knows some views of the model already."""
+    stage, judging = trainer.stage, judging or last_judging(trainer, folder)
+    model = judging.model if judging else sound(trainer.model())
     splats = as_splats(model)
     if len(splats) < trainer.state.count:
         emit(events.warn(f"{trainer.state.count - len(splats)} splats that cannot be drawn are not in {MODEL}"))
@@ -47,10 +43,8 @@ def close_training(trainer: Trainer, folder: Path, emit: Emit, status: str, why:
         "background": [0.0, 0.0, 0.0] if model.background is None else model.background[0].tolist(),
         "pictures_on": stage.pictures.place, "device": str(trainer.device), "peak_bytes": peak_bytes(trainer.device),
     }  # fmt: skip
-    if stage.test_cameras is not None and stage.test_pictures is not None:
-        scores = judge_all(
-            model, stage.test_cameras, stage.test_pictures, folder, trainer.config.pictures, lpips="", emit=emit
-        )
+    if judging is not None:
+        scores = judging.close(emit)
         mean = mean_scores(scores)
         outcome |= {trainer.config.judged_by: mean, "images": [vars(score) for score in scores]}
         outcome["lpips"] = why_no_lpips() or NET
@@ -70,30 +64,13 @@ def _log_last(folder: Path, trainer: Trainer, scores: dict[str, float]) -> None:
         journal.log(trainer.step, epoch, "eval", scores)
 
 
-def judge_all(
-    model: Model, cameras: Cameras, pictures: Pictures, folder: Path, most: int, *, lpips: str | None, emit: Emit
-) -> list[Score]:
-    """The score of every view; of ``most`` of them a picture beside the photograph is kept, of four in a sheet."""
-    scores: list[Score] = []
-    rows: list[Any] = []
-    shown = set(range(0, len(cameras), max(1, -(-len(cameras) // most)))) if most else set()
-    files = dict(zip(cameras.names, file_names(cameras.names), strict=True))
-    emit(events.start("judge", len(cameras)))
-    for score, drawn, photograph in judged(model, cameras, pictures, range(len(cameras)), lpips=lpips):
-        if len(scores) in shown:
-            rows.append(side_by_side(photograph, drawn))
-            save_picture(folder / PICTURES / files[score.name], rows[-1])
-        scores.append(score)
-        emit(events.advance("judge", len(scores), len(cameras), f"PSNR {score.psnr:.2f}"))
-    emit(events.finish("judge"))
-    if rows:
-        save_picture(folder / SHEET, sheet_of(rows[:: -(-len(rows) // SHEET_ROWS)]))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("name", "psnr", "ssim", "lpips"))
-    writer.writerows((s.name, s.psnr, s.ssim, "" if s.lpips is None else s.lpips) for s in scores)
-    write_durably(folder / SCORES, text.getvalue().encode(), remedy=REMEDY)
-    return scores
+def last_judging(trainer: Trainer, folder: Path) -> Judging | None:
+    """The judgement of the model as it is now, still to be made; None where nothing is held out."""
+    stage = trainer.stage
+    if stage.test_cameras is None or stage.test_pictures is None:
+        return None
+    model, most = sound(trainer.model()), trainer.config.pictures
+    return Judging(model, stage.test_cameras, stage.test_pictures, folder, most, lpips="")
 
 
 def as_splats(model: Model) -> Splats:

@@ -28,13 +28,14 @@ from hotlap.data.view import first_few
 from hotlap.data.view_pixels import read_head
 from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.durable import write_durably
 from hotlap.records.run import RunRecord
 from hotlap.splat.apart import check_apart
-from hotlap.splat.begun import CHECKPOINTS
+from hotlap.splat.begun import REMEDY
 from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.judging import PICTURES
 from hotlap.splat.motion import Mapper, require_pycolmap
-from hotlap.splat.outcome import PICTURES
 from hotlap.splat.photos_config import SHAPING, SplatPhotosConfig
 from hotlap.splat.train import LEAVE_S, train
 
@@ -95,12 +96,12 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     except OSError as error:
         raise StorageError(
             f"out = {config.out!r} cannot be written: {error.strerror or error}",
-            remedy="Free some space or choose another folder with --out",
+            remedy=REMEDY,
         ) from error
     model = read_model(sparse / "0")
     registered = tuple(sorted(image.name for image in model.images))
     _tell(photos, registered, len(model.points), emit)
-    record = train(settings, emit) if settings is not None else None
+    record = train(settings, emit, again="the same command") if settings is not None else None
     return FromPhotos(
         scene=scene, photos=len(photos), registered=registered, points=len(model.points), seconds=seconds, record=record
     )

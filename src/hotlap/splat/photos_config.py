@@ -28,9 +28,7 @@ class SplatPhotosConfig:
     """Without, it ends when the cameras are known."""
     max_side: int = 1600
     """Pixels of the longer side: larger photographs are made smaller for finding cameras and for training."""
-    camera: Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE"] = (
-        "SIMPLE_RADIAL"
-    )
+    camera: CameraModel = "SIMPLE_RADIAL"
     """COLMAP's model of the camera; its distortion is undone as pictures are loaded."""
     one_camera: bool | None = None
     """All photographs are from one camera with one zoom; none for yes if they have the same size."""

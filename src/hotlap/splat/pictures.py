@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.scene import LoadedView, Pinhole, View, load_view
+from hotlap.splat.cameras import Shot
 
 DEVICE_SHARE, HOST_SHARE = 0.5, 0.5
 """Of the free memory that pictures may take."""
 AHEAD = 8
 """Pictures that are read ahead from disk."""
-PLACES = ("device", "host", "disk")
 
 Load = Callable[[View], LoadedView]
 
@@ -60,15 +60,15 @@ class Pictures:
         self._waiting: OrderedDict[int, Future[Picture]] = OrderedDict()
         self._kept: list[Picture] = []
         self.place = place
-        pinholes = []
-        self.teaches = False
-        """Whether a pixel of any picture counts."""
+        pinholes, counts = [], []
         for loaded in self._pool.map(load, views):
             pinholes.append(loaded.camera)
-            self.teaches = self.teaches or loaded.mask is None or bool(loaded.mask.any())
+            counts.append(loaded.mask is None or bool(loaded.mask.any()))
             if self.place != "disk":
                 self._kept.append(self._keep(loaded))
         self.pinholes: tuple[Pinhole, ...] = tuple(pinholes)
+        self.counts: tuple[bool, ...] = tuple(counts)
+        """Whether a pixel of each counts."""
         self.has_masks = any(view.mask is not None for view in views)
 
     def __len__(self) -> int:
@@ -110,6 +110,11 @@ def planned_camera(view: View, scale: float = 1.0, max_side: int | None = None) 
     ratio = 1.0 if max_side is None else min(1.0, max_side / max(camera.width, camera.height))
     sides = [max(1, round(side * ratio)) for side in (camera.width, camera.height)]
     return camera.scaled_to(*(max(1, round(side * scale)) for side in sides))
+
+
+def planned_shot(view: View, scale: float = 1.0, max_side: int | None = None) -> Shot:
+    """A view as a camera to draw from, at that size."""
+    return Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
 
 
 def choose_place(views: Sequence[View], device: torch.device, scale: float = 1.0, max_side: int | None = None) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +19,31 @@ import torch
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit, ignore
+from hotlap.data.file_bytes import make_folders
 from hotlap.data.picture_file import SUFFIXES, require_pillow
 from hotlap.data.scene import Pinhole, Scene
 from hotlap.device.probe import get_device
 from hotlap.splat.album import as_bytes, file_names, save_picture
 from hotlap.splat.apart import check_apart, scene_folders
-from hotlap.splat.cameras import look_at, orbit
+from hotlap.splat.cameras import Shot, look_at, orbit
 from hotlap.splat.config import SplatRenderConfig, SplatTrainConfig
 from hotlap.splat.judge import Model
+from hotlap.splat.judging import REMEDY
 from hotlap.splat.opened import Opened, open_splats
-from hotlap.splat.outcome import CAMERAS, REMEDY, as_model
-from hotlap.splat.pictures import planned_camera
+from hotlap.splat.outcome import CAMERAS, as_model
+from hotlap.splat.pictures import planned_camera, planned_shot
 from hotlap.splat.stage import open_scene, split_views
 
 PLAIN_SIZE = (640, 480)
 """Width and height where nothing else says."""
 VIDEO, GIF = ".mp4", ".gif"
+CRF = "10"
+"""How much a video loses: x264 has 0 for nothing and 23 for usual; splats are full of fine grain."""
 OTHER_KINDS = (*SUFFIXES, ".avi", ".mkv", ".mov", ".m4v", ".webm", ".apng")
 MOST_SKEW = 1e-3
 """How far a rotation that was written with few digits may be from one."""
 MOST_SIDE = 16384
 """Pixels of a width or height that is asked for, and in all the square of it: more is no picture but a mistake."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Shot:
-    """One camera to draw from."""
-
-    name: str
-    pose: np.ndarray
-    """[4, 4] camera from world."""
-    camera: Pinhole
 
 
 def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
@@ -66,8 +62,8 @@ def render(config: SplatRenderConfig, emit: Emit = ignore) -> list[Path]:
     emit(events.start("render", len(shots)))
     frames = _frames(model, shots, device, emit)
     if moving is not None:
+        make_folders(out)
         try:
-            out.parent.mkdir(parents=True, exist_ok=True)
             # Beside its place first: what is ended halfway cannot be played, and an older one would be lost.
             with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as made:
                 moving(Path(made) / out.name, frames, config.fps).replace(out)
@@ -131,11 +127,7 @@ def find_shots(config: SplatRenderConfig, opened: Opened, out: Path | None = Non
     settings = opened.settings(config.scene)
     scene = _scene_apart(settings, out)
     train, held_out = split_views(scene, settings)
-    scale, max_side = settings.scale, settings.max_side
-    shots = [
-        Shot(name=view.name, pose=view.camera_from_world, camera=planned_camera(view, scale, max_side))
-        for view in held_out or train
-    ]
+    shots = [planned_shot(view, settings.scale, settings.max_side) for view in held_out or train]
     if held_out or not opened.config.poses or opened.folder is None:
         return shots
     refined = read_named(opened.folder / CAMERAS)  # the splats fit the training views' poses as they are now
@@ -183,8 +175,12 @@ def read_path(path: Path) -> list[Shot]:
 
 def read_named(path: Path) -> dict[str, Shot]:
     """The cameras of a training's ``cameras.json``, by the names of their pictures."""
-    shots = [(row, read_shot(row, f"camera {number} of {str(path)!r}")) for number, row in enumerate(_read_rows(path))]
-    return {str(row.get("img_name", "")): shot for row, shot in shots}
+    found = {}
+    for number, row in enumerate(_read_rows(path)):
+        shot = read_shot(row, f"camera {number} of {str(path)!r}")
+        name = str(row.get("img_name", ""))
+        found[name] = dataclasses.replace(shot, name=name)
+    return found
 
 
 def _read_rows(path: Path) -> list[Any]:
@@ -265,22 +261,38 @@ def write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:
             f"out = {str(path)!r} needs imageio-ffmpeg, which is not installed",
             remedy="pip install 'hotlap[video]', or name a folder for PNG files",
         ) from error
-    writer = None
-    for frame in frames:
-        even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
-        if not even.size:
-            height, width = frame.shape[:2]
-            raise ConfigError(
-                f"out = {str(path)!r} with pictures of {width}x{height} pixels", expected="at least 2x2 in a video"
-            )
-        if writer is None:
-            size = (even.shape[1], even.shape[0])
-            writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2, quality=8)
-            writer.send(None)
-        writer.send(even.tobytes())
-    if writer is not None:
-        writer.close()
+    first = _even(next(frames), path)
+    size = f"{first.shape[1]}x{first.shape[0]}"
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size,
+        "-r", str(fps), "-i", "-", "-an", "-vcodec", "libx264", "-pix_fmt", "yuv420p", "-crf", CRF, str(path),
+    ]  # fmt: skip
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said) as ffmpeg,
+    ):
+        assert ffmpeg.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended early, and is asked below why
+            for frame in chain([first], (_even(frame, path) for frame in frames)):
+                ffmpeg.stdin.write(frame.tobytes())
+        with suppress(BrokenPipeError):
+            ffmpeg.stdin.close()
+        code = ffmpeg.wait()
+        said.seek(0)
+        why = said.read().decode(errors="replace").strip().splitlines()
+    if code:
+        raise OSError(f"ffmpeg ended with code {code}{f' ({why[-1]})' if why else ''}")
     return path
+
+
+def _even(frame: np.ndarray, path: Path) -> np.ndarray:
+    """The picture cut to even sides."""
+    height, width = frame.shape[:2]
+    if min(height, width) < 2:
+        raise ConfigError(
+            f"out = {str(path)!r} with pictures of {width}x{height} pixels", expected="at least 2x2 in a video"
+        )
+    return np.ascontiguousarray(frame[: height // 2 * 2, : width // 2 * 2])
 
 
 def write_gif(path: Path, frames: Iterator[np.ndarray], fps: int) -> Path:

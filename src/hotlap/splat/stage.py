@@ -92,7 +92,7 @@ def open_stage(config: SplatTrainConfig, device: torch.device, emit: Emit) -> St
     pictures = Pictures(train, load, device, place)
     tested = Pictures(held_out, load, device, "disk" if pictures.place == "disk" else "host") if held_out else None
     emit(events.finish("pictures", f"kept on {pictures.place}"))
-    if not pictures.teaches:
+    if not any(pictures.counts):
         raise DataError(
             f"the masks of the scene {config.scene!r} leave no pixel to train on",
             expected="masks that are black only where pixels are to be left out",

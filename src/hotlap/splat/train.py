@@ -20,6 +20,7 @@ from hotlap.base.format import format_number, format_s
 from hotlap.device.probe import get_device
 from hotlap.engine.alone import alone_in
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS, STOPPED_AT_ONCE
 from hotlap.engine.journal import Journal
 from hotlap.engine.place import Place, find_place
 from hotlap.records.codec import encode
@@ -27,19 +28,19 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.splat.apart import check_apart, scene_folders
-from hotlap.splat.begun import CHECKPOINTS, as_begun, check_folder, make_folder, write_settings
+from hotlap.splat.begun import as_begun, check_folder, make_folder, write_settings
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
+from hotlap.splat.judging import PICTURES, Judging
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import PICTURES, close_training
+from hotlap.splat.outcome import close_training, last_judging
 from hotlap.splat.stage import open_stage
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
 from hotlap.splat.trainer import Trainer, next_stop
 from hotlap.splat.viewer import check_port, require_viser
 
-AT_ONCE = "Stopped at once; --resume goes on from the last checkpoint."
 OWN = "on its own picture"
 """What is told of the scores of a training on one picture, which holds none out."""
 SAVE_EVERY_S = 120.0
@@ -61,15 +62,20 @@ class Trained:
 
 
 def train(
-    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
-) -> RunRecord:
-    """Trains splats; the record's folder holds the model, its scores, pictures of both, checkpoints and metrics."""
-    return train_model(config, emit, sources=sources, watch=watch).record
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None,
+    again: str = "",
+) -> RunRecord:  # fmt: skip
+    """Trains splats; the record's folder holds the model, its scores, pictures of both, checkpoints and metrics.
+
+    ``again`` says what goes on with it after an interruption, where that is not --resume.
+    """
+    return train_model(config, emit, sources=sources, watch=watch, again=again).record
 
 
 def train_model(
-    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None
-) -> Trained:
+    config: SplatTrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None, watch: Watch | None = None,
+    again: str = "",
+) -> Trained:  # fmt: skip
     """The same, with the trained model at hand."""
     place = find_place()
     device = get_device(config.device)
@@ -99,6 +105,7 @@ def train_model(
                 write_settings(config, folder)
             trainer = Trainer(config, stage, device, emit if leads else ignore, team)
             keeper = Keeper(config, folder, trainer, emit, writes=leads)
+            keeper.again = again or keeper.again
             keeper.resume()
             with live_view(config.view, trainer, emit) as show:
                 record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
@@ -134,9 +141,9 @@ def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord
     """The record of a training that has been brought to its end, whatever that is."""
     try:
         status, why = _fit(keeper, watch)
-        outcome = close_training(keeper.trainer, keeper.folder, keeper.emit, status, why) if keeper.writes else {}
+        outcome = keeper.close_training(status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
-        keeper.close(record, "interrupted", keeper.left or AT_ONCE, {})
+        keeper.close(record, "interrupted", keeper.left or STOPPED_AT_ONCE, {})
         raise
     except Exception as error:  # also a card without memory: no record may say that it still runs
         told = str(error) if isinstance(error, HotlapError) else f"{type(error).__name__}: {error}"
@@ -167,6 +174,8 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
+        self.again = f"'hotlap splat train ... --out {folder} --resume'"
+        """What goes on with an interrupted training."""
         self.left = ""
         """What is said of a training that was interrupted, and saved for that."""
         self.stopped_at: tuple[int, float] | None = None
@@ -175,6 +184,8 @@ class Keeper:
         """The highest PSNR of a model that can be had again."""
         self._best: dict[str, Any] | None = None
         """That model; None if it is in a checkpoint."""
+        self._judging: Judging | None = None
+        """What is known of the model after the last step."""
 
     def begin(self, sources: dict[str, str]) -> RunRecord:
         name = Path(self.config.scene).resolve().name or self.config.scene
@@ -218,8 +229,8 @@ class Keeper:
             journal.sync()
         self.save(None)
         self.left = f"Stopped after step {self.trainer.step}, which is saved."
-        again = f"'hotlap splat train ... --out {self.folder} --resume' goes on from there"
-        self.emit(events.warn(f"stopped after step {self.trainer.step}, which is saved; {again}"))
+        told = f"stopped after step {self.trainer.step}, which is saved; {self.again} goes on from there"
+        self.emit(events.warn(told))
         raise KeyboardInterrupt
 
     def _pause(self, journal: Journal | None, watch: Watch | None) -> None:
@@ -236,7 +247,7 @@ class Keeper:
                 watch(step, trainer)
         scores: dict[str, float] = {}
         if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
-            # After the last step all pictures are judged for the journal; these are the guard's, which knows no others.
+            # After the last step the journal is told of all pictures; these are the guard's, which knows no others.
             scores = self._judge(journal if step < config.steps else None, epoch)
         if self._is_save_due(step):
             if journal is not None:
@@ -248,7 +259,9 @@ class Keeper:
     def _judge(self, journal: Journal | None, epoch: int) -> dict[str, float]:
         """Scores on some held-out pictures, for the journal and for the guard."""
         trainer, step = self.trainer, self.trainer.step
-        scores = trainer.judge(self.config.max_test_views)
+        if self.writes and step == self.config.steps:
+            self._judging = last_judging(trainer, self.folder)
+        scores = trainer.judge(self.config.max_test_views, self._judging)
         if journal is not None and scores:
             journal.log(step, epoch, "eval", scores)
         if scores:
@@ -293,6 +306,7 @@ class Keeper:
             state = found.state
         best_psnr, best_step = guard.best_psnr, guard.best_step
         self.trainer.load_state_dict(state)
+        self._judging = None
         step = self.trainer.step
         self.emit(events.note(f"the model is that of step {step}"))
         if has_fallen and self._best_score < best_psnr:  # who judged it ended before it was saved
@@ -302,6 +316,10 @@ class Keeper:
                     f"--checkpoint-every {self.config.eval_every} saves every one that is judged"
                 )
             )
+
+    def close_training(self, status: str, why: str) -> dict[str, Any]:
+        """Writes what the training leaves; what came of it, by name."""
+        return close_training(self.trainer, self.folder, self.emit, status, why, self._judging)
 
     def close(self, record: RunRecord, status: str, why: str, outcome: dict[str, Any]) -> RunRecord:
         if not self.writes:

@@ -19,6 +19,7 @@ from hotlap.splat.config import LEARNABLE, SplatTrainConfig
 from hotlap.splat.graphed import make_steps
 from hotlap.splat.guard import Guard, health
 from hotlap.splat.judge import Model, judged, mean_scores, psnr
+from hotlap.splat.judging import Judging
 from hotlap.splat.mcmc import MarkovChain
 from hotlap.splat.small_adam import Background, Exposure, Poses
 from hotlap.splat.stage import Stage
@@ -32,8 +33,6 @@ REORDER_GROWTH = 1.2
 """Splats are put in Morton order again when there are so many times more."""
 LEAST_SIDE = 64
 """Pictures are not halved to fewer pixels than this."""
-
-Watch = Callable[[int, "Trainer"], None]
 
 
 class Trainer:
@@ -171,14 +170,17 @@ class Trainer:
             sh_degree=self.train_step.degree_at(max(0, self.step - 1)),
         )
 
-    def judge(self, most: int = 0) -> dict[str, float]:
-        """Mean scores on the held-out pictures; empty where there are none."""
+    def judge(self, most: int = 0, judging: Judging | None = None) -> dict[str, float]:
+        """Mean scores on the held-out pictures; empty where there are none. ``judging`` keeps what it finds."""
         if self.stage.test_cameras is None or self.stage.test_pictures is None:
             return {}
         num = len(self.stage.test_cameras)
         which = range(num) if not most else sorted({round(n * (num - 1) / max(1, most - 1)) for n in range(most)})
-        found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
-        scores = mean_scores([score for score, _, _ in found])
+        if judging is None:
+            found = judged(self.model(), self.stage.test_cameras, self.stage.test_pictures, list(which))
+            scores = mean_scores([score for score, _, _ in found])
+        else:
+            scores = mean_scores(judging.scores(which))
         if scores:
             self.figures["held-out PSNR"] = scores["psnr"]
         return scores

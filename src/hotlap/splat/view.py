@@ -14,17 +14,19 @@ from hotlap.base.errors import RecordError
 from hotlap.base.events import Emit, ignore
 from hotlap.device.probe import get_device
 from hotlap.engine.checkpoint import CheckpointStore
+from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.journal import read_journal
-from hotlap.splat.begun import CHECKPOINTS, SETTINGS
+from hotlap.splat.begun import SETTINGS
+from hotlap.splat.cameras import Shot
 from hotlap.splat.config import SplatRenderConfig, SplatViewConfig
 from hotlap.splat.judge import Model
 from hotlap.splat.opened import checkpoint_model, open_splats, read_config
 from hotlap.splat.outcome import CAMERAS, MODEL
-from hotlap.splat.pictures import planned_camera
+from hotlap.splat.pictures import planned_shot
 from hotlap.splat.render import find_shots, read_named
 from hotlap.splat.stage import open_scene, split_views
 from hotlap.splat.trainer import is_white
-from hotlap.splat.viewer import Stand, Viewer
+from hotlap.splat.viewer import Viewer
 
 IDLE_S = 0.05
 """Between two looks at what windows want, where none says so itself: a camera that has come to rest does not."""
@@ -78,15 +80,12 @@ class Finished:
         figure = f", held-out PSNR {scores['psnr']:.2f} dB" if "psnr" in scores else ""
         return f"{len(self._opened.splats):,} splats{figure}"
 
-    def stands(self) -> list[Stand]:
+    def stands(self) -> list[Shot]:
         """The training's cameras; those around a file are on an orbit."""
         if self._opened.folder is not None and (self._opened.folder / CAMERAS).is_file():
-            return read_stands(self._opened.folder / CAMERAS)
+            return list(read_named(self._opened.folder / CAMERAS).values())
         orbit = SplatRenderConfig(model=self._where, path="orbit", frames=8)
-        return [
-            Stand(name=shot.name, pose=shot.pose, camera=shot.camera)
-            for shot in find_shots(orbit, dataclasses.replace(self._opened, config=None))
-        ]
+        return find_shots(orbit, dataclasses.replace(self._opened, config=None))
 
     def reload(self) -> bool:
         """A finished model does not change."""
@@ -117,13 +116,9 @@ class Running:
             _last_psnr(self._folder)
         )
 
-    def stands(self) -> list[Stand]:
+    def stands(self) -> list[Shot]:
         train, _ = split_views(self._scene, self._config)
-        scale, max_side = self._config.scale, self._config.max_side
-        return [
-            Stand(name=one.name, pose=one.camera_from_world, camera=planned_camera(one, scale, max_side))
-            for one in train
-        ]
+        return [planned_shot(one, self._config.scale, self._config.max_side) for one in train]
 
     def reload(self) -> bool:
         """Whether there was a newer checkpoint, which was taken."""
@@ -146,8 +141,3 @@ def _last_psnr(folder: Path) -> str:
         if found:
             return f", {name} PSNR {found[-1].values['psnr']:.2f} dB"
     return ""
-
-
-def read_stands(path: Path) -> list[Stand]:
-    """The cameras of a training, by their pictures' names."""
-    return [Stand(name=name, pose=shot.pose, camera=shot.camera) for name, shot in read_named(path).items()]

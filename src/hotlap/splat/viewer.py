@@ -22,8 +22,7 @@ import numpy as np
 
 from hotlap.base.errors import ConfigError, EnvironmentUnusable
 from hotlap.data.colmap import quat_of
-from hotlap.data.scene import Pinhole
-from hotlap.splat.cameras import meeting_point
+from hotlap.splat.cameras import Shot, meeting_point
 from hotlap.splat.judge import Model
 from hotlap.splat.look import MODES, Look, draw_look, free_camera, pose_from
 
@@ -41,22 +40,6 @@ MOST_FRUSTUMS = 200
 WHITE, BLACK = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stand:
-    """A camera to jump to."""
-
-    name: str
-    pose: np.ndarray
-    """[4, 4] camera from world."""
-    camera: Pinhole
-
-    def place(self) -> np.ndarray:  # [3]
-        return -self.pose[:3, :3].T @ self.pose[:3, 3]
-
-    def fov(self) -> float:
-        return 2 * math.atan(self.camera.height / 2 / self.camera.fy)
-
-
 @dataclass(eq=False)
 class _Window:
     """One browser: its handle, when it last moved, and what it was last shown."""
@@ -71,7 +54,7 @@ class Viewer:
     """The page; closed, its port is free again."""
 
     def __init__(
-        self, source: Callable[[], Model], stands: Sequence[Stand] = (), *, port: int = PORT, title: str = "hotlap",
+        self, source: Callable[[], Model], stands: Sequence[Shot] = (), *, port: int = PORT, title: str = "hotlap",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """``source`` gives the model as it is now; the page begins at the first of ``stands``."""
@@ -187,11 +170,11 @@ class Viewer:
         with self._lock:
             self._windows.pop(client.client_id, None)
 
-    def _jump(self, stand: Stand, client: Any | None = None) -> None:
+    def _jump(self, stand: Shot, client: Any | None = None) -> None:
         for one in [client] if client is not None else list(self.server.get_clients().values()):
             self._stand(one, stand)
 
-    def _stand(self, client: Any, stand: Stand) -> None:
+    def _stand(self, client: Any, stand: Shot) -> None:
         """Puts a browser's camera where another stood; it turns around what all of them look at."""
         place, ahead = stand.place(), stand.pose[2, :3]
         distance = float((self._middle - place) @ ahead)
@@ -235,7 +218,7 @@ class _Panel:
 
 
 def _build_panel(
-    server: Any, stands: Sequence[Stand], changed: Callable[[], None], jump: Callable[[Stand, Any], None]
+    server: Any, stands: Sequence[Shot], changed: Callable[[], None], jump: Callable[[Shot, Any], None]
 ) -> _Panel:
     gui = server.gui
     panel = _Panel(
@@ -258,7 +241,7 @@ def _build_panel(
     return panel
 
 
-def _add_frustums(server: Any, stands: Sequence[Stand], jump: Callable[[Stand, Any], None]) -> list[Any]:
+def _add_frustums(server: Any, stands: Sequence[Shot], jump: Callable[[Shot, Any], None]) -> list[Any]:
     """Every camera, or some of very many, as lines; a click goes there."""
     handles = []
     size = _frustum_size(stands)
@@ -273,14 +256,14 @@ def _add_frustums(server: Any, stands: Sequence[Stand], jump: Callable[[Stand, A
     return handles
 
 
-def _frustum_size(stands: Sequence[Stand]) -> float:
+def _frustum_size(stands: Sequence[Shot]) -> float:
     """A length that suits the distances between cameras."""
     places = np.array([stand.place() for stand in stands]) if stands else np.zeros((1, 3))
     reach = float(np.linalg.norm(places - places.mean(0), axis=1).max())
     return 0.05 * reach if reach > 0 else 0.1
 
 
-def _surroundings(stands: Sequence[Stand]) -> tuple[np.ndarray, np.ndarray]:  # [3], [3]
+def _surroundings(stands: Sequence[Shot]) -> tuple[np.ndarray, np.ndarray]:  # [3], [3]
     """What the cameras look at, and what they have above them."""
     if not stands:
         return np.zeros(3), np.array([0.0, -1.0, 0.0])

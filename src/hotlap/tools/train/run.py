@@ -11,7 +11,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, HotlapError, TargetError, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.base.format import format_count, format_rate, format_s, format_target
-from hotlap.engine.config import CHECKPOINTS, TrainConfig, find_training
+from hotlap.engine.config import CHECKPOINTS, STOPPED_AT_ONCE, TrainConfig, find_training
 from hotlap.engine.place import find_place
 from hotlap.engine.supervise import supervise
 from hotlap.engine.tuned import with_profile
@@ -22,7 +22,6 @@ from hotlap.tools.train.launch import refuse_fsdp_alone, run_torchrun
 from hotlap.tools.train.member import train_in_team
 
 EXIT_INTERRUPTED = 130
-STOPPED = "Stopped at once; --resume goes on from the last checkpoint."
 
 
 def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] | None = None) -> RunRecord:
@@ -44,7 +43,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     try:
         done = supervise(config, folder, which_checkpoint(config.resume), emit)
     except KeyboardInterrupt:
-        _close(record, folder, "interrupted", verdict=_ended("interrupted", STOPPED, EXIT_INTERRUPTED))
+        _close(record, folder, "interrupted", verdict=_ended("interrupted", STOPPED_AT_ONCE, EXIT_INTERRUPTED))
         raise
     except HotlapError as error:
         if earlier and _is_wrong_request(error):
