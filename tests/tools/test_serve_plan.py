@@ -159,6 +159,7 @@ def test_a_model_may_have_inputs_of_its_own():
     ("settings", "words"),
     [
         ({"models": ("unet",), "input": ("unte=3x8x8",)}, r"input 'unte=3x8x8' is for no model .*'unet'"),
+        ({"models": ("cells",), "workload": {"model": "unte"}, "tuned": True}, r"unknown model 'unte'.*'unet'"),
         ({"models": ("unte",)}, r"unknown target 'unte'.*'unet'"),
         ({"models": ("a=gone.py:net",)}, r"'gone.py' does not exist"),
         ({"models": ()}, "no model to serve"),
@@ -170,7 +171,7 @@ def test_a_model_may_have_inputs_of_its_own():
 )
 def test_what_cannot_be_served_is_named(settings, words):
     with pytest.raises(UsageError, match=words):
-        plan_models(ServeConfig(tuned=False, **settings), "cpu", ignore)
+        plan_models(ServeConfig(**{"tuned": False, **settings}), "cpu", ignore)
 
 
 def test_devices_are_there_and_different():

@@ -26,7 +26,7 @@ from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
 from hotlap.records.tuned import ProfileStore
 from hotlap.segment.instances import SplitConfig
-from hotlap.segment.nets import WIDTHS
+from hotlap.segment.nets import SMP, WIDTHS, check_name
 from hotlap.segment.network import load_net, recognise
 from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import COLUMNS, ObjectMetrics
@@ -120,6 +120,8 @@ class SegmentServable:
         """As the network's tuned profile says, whichever target that was found under; by the width of its weights."""
         spec, side = self._spec, self._tiles.tile
         name, width = _named(spec, load_target(spec.target, spec.options)), int(spec.options.get("width", 0))
+        if not name.startswith(SMP):
+            check_name(name)
         if spec.weights and name in WIDTHS:
             file = Path(spec.weights)
             _, width, _ = recognise(read_weights(file), file, name)
