@@ -59,7 +59,7 @@ def test_a_picture_for_which_there_is_no_memory_is_named_before_it_is_decoded(tm
     reading = Reading(done=Done(tmp_path / "out", {}), most_pixels=1000, redo=False, room_bytes=50 * PIXEL_BYTES)
     found = {name: list(reading.items(name, next(tmp_path.glob(f"{name}.*")))) for name in ("small", "large", "stack")}
     assert [type(item) for items in found.values() for item in items] == [Loaded, Bad, Loaded, Bad]
-    words = f"more than most_pixels = 50: each takes {PIXEL_BYTES} bytes of memory, and 1.17 KiB were available; cut it"
+    words = f"more than most_pixels = 50: each takes {PIXEL_BYTES} bytes of memory, and 1.42 KiB were available; cut it"
     assert f"6x9 pixels are {words} into parts" in found["large"][0].reason
     assert f"page 1: 9x9 pixels are {words} into parts" in found["stack"][1].reason
     asked = Reading(done=Done(tmp_path / "out", {}), most_pixels=50, redo=False, room_bytes=50 * PIXEL_BYTES)

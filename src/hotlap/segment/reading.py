@@ -24,8 +24,9 @@ from hotlap.segment.normalise import normalise
 MOST_BYTES = 1 << 30
 """Of pictures that wait for their turn. Batches of usual ones are less; of the largest few are needed at once."""
 
-PIXEL_BYTES = 24
-"""Of memory that a picture takes when its maps become objects, which is when it takes the most."""
+PIXEL_BYTES = 29
+"""Of memory that a picture takes when its maps become objects, which is when it takes the most: 24 with cores, 27 with
+boundaries, 29 without either."""
 
 
 @dataclass(frozen=True)
