@@ -7,11 +7,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hotlap.base.errors import ConfigError, DataError, TargetError
 from hotlap.segment.augment import recoloured, turned
-from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages, mirrored
-from hotlap.segment.cells import cells
+from hotlap.segment.cell_data import SPARE_BYTES, CellCentres, CellCrops, CellImages, mirrored
+from hotlap.segment.cells import LEARNED_BYTES, cells
 from hotlap.segment.loss import EDGE_WEIGHT, cell_loss, edge_weights
 from hotlap.segment.metrics import map_agreement
 from hotlap.targets import load_target
@@ -205,6 +206,37 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample():
 
     with pytest.raises(BadSample, match="label of 'x' is 3x4"):
         CellImages(1, broken)[0]
+
+
+def test_a_picture_for_which_there_is_no_memory_is_a_bad_sample(tmp_path, monkeypatch):
+    for kind in ("images", "labels"):
+        (tmp_path / kind).mkdir()
+        for n in range(5):
+            Image.fromarray(np.full((8, 10), n, np.uint8)).save(tmp_path / kind / f"{n}.png")
+    data = cells(data=str(tmp_path), model="unet", width=2, size=16).train_data().images
+    monkeypatch.setattr("hotlap.segment.cells.memory_available", lambda: LEARNED_BYTES * 80 - 1)
+    words = r"image of '1' is 10x8 pixels, which take 1.56 KiB of memory .* and 1.56 KiB are available; cut it"
+    assert data[0]["labels"].shape == (8, 10), "it is kept"
+    data._kept.clear()
+    with pytest.raises(BadSample, match=words):
+        data[0]
+    monkeypatch.setattr("hotlap.segment.cells.memory_available", lambda: LEARNED_BYTES * 80)
+    assert data[0]["labels"].shape == (8, 10)
+
+
+def test_pictures_are_kept_only_while_there_is_memory(monkeypatch):
+    """Each worker that keeps what it reads would have all pictures in the end."""
+    asked, room = [], [SPARE_BYTES]
+
+    def read(position):
+        asked.append(position)
+        return square_cell(position)
+
+    monkeypatch.setattr("hotlap.segment.cell_data.memory_available", lambda: room[0])
+    images = CellImages(1, read)
+    assert images[0]["labels"].equal(images[0]["labels"]) and asked == [0, 0]
+    room[0] += 1
+    assert images[0]["labels"].equal(images[0]["labels"]) and asked == [0, 0, 0]
 
 
 def test_pictures_are_read_once_and_before_workers_ask_for_them():

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, UsageError
@@ -230,6 +231,17 @@ def test_a_network_of_smp_for_one_size_is_named():
     net = build_net("smp:unet/tu-swin_tiny_patch4_window7_224").eval()
     with pytest.raises(UsageError, match=r"'smp:unet/tu-swin.*' cannot see images of 64x96: .*any size"):
         net(torch.rand(1, 3, 50, 90))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (127, 200), (128, 128)])
+def test_pan_of_smp_takes_images_smaller_than_it_needs(size):
+    """Which it sees as if their last rows and columns went on; a folder's small pictures are tiles of 64x64."""
+    pytest.importorskip("segmentation_models_pytorch")
+    net = build_net("smp:pan/resnet18", maps=2).eval()
+    image = torch.rand(1, 3, *size)
+    whole = F.pad(image, (0, max(0, 128 - size[1]), 0, max(0, 128 - size[0])), mode="replicate")
+    with torch.no_grad():
+        torch.testing.assert_close(net(image), net(whole)[..., : size[0], : size[1]], rtol=0, atol=0)
 
 
 def test_smp_networks_take_any_size():

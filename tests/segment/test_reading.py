@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hotlap.segment.done import Done, prepare
 from hotlap.segment.predict import Beside
-from hotlap.segment.reading import Bad, Loaded, Reader, Reading
+from hotlap.segment.reading import PIXEL_BYTES, Bad, Loaded, Reader, Reading
 
 PICTURE = np.zeros((10, 10, 3), np.uint8)
 
@@ -46,6 +47,24 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, no_hang):
     for path, words in {"pipe.png": "it is no file", "folder.png": "it is no file", "gone.png": "No such file"}.items():
         (bad,) = reading.items("a", tmp_path / path)
         assert isinstance(bad, Bad) and words in bad.reason
+
+
+def test_a_picture_for_which_there_is_no_memory_is_named_before_it_is_decoded(tmp_path):
+    """The kernel would end the process, and the rest of the folder with it."""
+    prepare(tmp_path / "out")
+    for name, size in {"small": (5, 9), "large": (6, 9)}.items():
+        Image.new("L", size).save(tmp_path / f"{name}.png")
+    pages = [Image.new("L", size) for size in ((5, 9), (9, 9))]
+    pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
+    reading = Reading(done=Done(tmp_path / "out", {}), most_pixels=1000, redo=False, room_bytes=50 * PIXEL_BYTES)
+    found = {name: list(reading.items(name, next(tmp_path.glob(f"{name}.*")))) for name in ("small", "large", "stack")}
+    assert [type(item) for items in found.values() for item in items] == [Loaded, Bad, Loaded, Bad]
+    words = f"more than most_pixels = 50: each takes {PIXEL_BYTES} bytes of memory, and 1.42 KiB were available; cut it"
+    assert f"6x9 pixels are {words} into parts" in found["large"][0].reason
+    assert f"page 1: 9x9 pixels are {words} into parts" in found["stack"][1].reason
+    asked = Reading(done=Done(tmp_path / "out", {}), most_pixels=50, redo=False, room_bytes=50 * PIXEL_BYTES)
+    (bad,) = asked.items("large", tmp_path / "large.png")
+    assert bad.reason.endswith("most_pixels = 50"), "what was asked for has nothing to do with memory"
 
 
 @pytest.mark.parametrize(("ahead", "most_bytes", "waiting"), [(5, 10_000, 5), (50, 1_500, 5), (50, 299, 1)])

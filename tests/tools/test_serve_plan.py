@@ -6,10 +6,12 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from hotlap.base.errors import ConfigError, UsageError
 from hotlap.base.events import ignore
 from hotlap.records.tuned import ProfileStore, TunedProfile
+from hotlap.segment.nets import build_head, build_net
 from hotlap.tools.serve import ServeConfig
 from hotlap.tools.serve.plan import plan_devices, plan_models
 
@@ -87,7 +89,53 @@ def test_a_model_that_was_never_tuned_or_trained_says_so(tmp_path):
 def test_the_command_that_would_tune_a_model_is_of_that_very_model(tmp_path, given, command):
     said = []
     plan_models(ServeConfig(**given), "cpu", lambda event: said.append(event.text), ProfileStore(tmp_path))
-    assert any(f"was never tuned here. {command} finds its batch." in text for text in said), said
+    assert any(f"was never tuned here. {command} finds its " in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("cells", {"model": "unet", "width": 2, "size": 64}),
+        ("cells", {"model": "unet", "width": 2, "size": 64, "head": "foreground", "batch": 2}),
+        ("unet", {"width": 2, "size": 64}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("served", "head"),
+    [(("cells", {"model": "unet"}), "core"), (("cells", {"model": "unet", "width": 2}), "boundary"),
+     (("unet", {}), "foreground")],
+)  # fmt: skip
+def test_the_service_and_predict_find_the_same_profile_of_a_network(stored, tmp_path, target, options, served, head):
+    """However it was called when it was tuned; the width is that of the weights."""
+    from hotlap.measure.fingerprint import Question, ask_key
+    from hotlap.segment.predict_config import SegmentPredictConfig
+    from hotlap.segment.predictor import load_predictor
+
+    store, profile = stored
+    for width, batch in ((2, 40), (3, 7)):
+        question = Question(target=target, mode="infer", options={**options, "width": width}, inputs=[], device="cpu")
+        store.save(dataclasses.replace(profile, key=ask_key(question), batch=batch))
+    weights = tmp_path / "weights.pt"
+    torch.save(build_head("unet", head, width=2).state_dict(), weights)
+    tile = {"size": 128}
+    config = ServeConfig(models=(f"net={served[0]}",), workload={**served[1], **tile}, weights=(f"net={weights}",))
+    (spec,) = plan_models(config, "cpu", ignore, store)
+    predictor = load_predictor(SegmentPredictConfig(folder=tmp_path, model=str(weights), tile=128, overlap=32,
+                                                    device="cpu"), store=store)  # fmt: skip
+    assert (spec.arm, spec.rows) == (predictor.arm.name, predictor.batch) == ("cpu:channels_last", 40 * 64**2 // 128**2)
+    assert spec.options == config.workload and spec.name == "net"
+
+
+def test_a_unet_that_tells_classes_is_not_given_the_profile_of_one_that_finds_objects(stored, tmp_path):
+    from hotlap.measure.fingerprint import Question, ask_key
+
+    store, profile = stored
+    key = ask_key(Question(target="cells", mode="infer", options={**TINY, "model": "unet"}, inputs=[], device="cpu"))
+    store.save(dataclasses.replace(profile, key=key))
+    weights = tmp_path / "weights.pt"
+    torch.save(build_net("unet", maps=3, width=2).state_dict(), weights)
+    spec, told = planned(store, weights=(str(weights),))
+    assert (spec.arm, spec.rows) == ("", 0) and "'hotlap tune unet --for infer --set workload.width=2" in told
 
 
 def test_models_have_names_of_their_own():
@@ -111,6 +159,7 @@ def test_a_model_may_have_inputs_of_its_own():
     ("settings", "words"),
     [
         ({"models": ("unet",), "input": ("unte=3x8x8",)}, r"input 'unte=3x8x8' is for no model .*'unet'"),
+        ({"models": ("cells",), "workload": {"model": "unte"}, "tuned": True}, r"unknown model 'unte'.*'unet'"),
         ({"models": ("unte",)}, r"unknown target 'unte'.*'unet'"),
         ({"models": ("a=gone.py:net",)}, r"'gone.py' does not exist"),
         ({"models": ()}, "no model to serve"),
@@ -122,7 +171,7 @@ def test_a_model_may_have_inputs_of_its_own():
 )
 def test_what_cannot_be_served_is_named(settings, words):
     with pytest.raises(UsageError, match=words):
-        plan_models(ServeConfig(tuned=False, **settings), "cpu", ignore)
+        plan_models(ServeConfig(**{"tuned": False, **settings}), "cpu", ignore)
 
 
 def test_devices_are_there_and_different():

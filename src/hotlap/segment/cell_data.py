@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hotlap.base.errors import DataError
+from hotlap.device.host import memory_available
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS
 from hotlap.segment.normalise import normalise
 from hotlap.segment.targets import MAPS, label_maps
@@ -24,13 +25,18 @@ ZOOM = math.log(1.4)
 """Crops show their cells up to 1.4 times larger or smaller."""
 PRELOADED_BYTES = 4 << 30
 """Of pictures made ready before workers are started; what is beyond is read by each worker, when it is asked for."""
+SPARE_BYTES = 1 << 29
+"""Of memory: when no more is available, a picture is not kept, but made ready each time that it is asked for."""
 
 Read = Callable[[int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """Picture ``i`` [H, W, 3] and its label [H, W]."""
 
 
 class CellImages(Dataset[dict[str, Tensor]]):
-    """Whole pictures, normalised, kept once read: image [3, H, W] and maps [M, H, W] as bytes, labels [H, W]."""
+    """Whole pictures, normalised, as image [3, H, W] and maps [M, H, W] of bytes and labels [H, W].
+
+    They are kept once read, while there is memory.
+    """
 
     def __init__(self, num_images: int, read: Read, names: tuple[str, ...] = MAPS) -> None:
         self.num_images, self._read, self.names = num_images, read, names
@@ -55,18 +61,28 @@ class CellImages(Dataset[dict[str, Tensor]]):
     def __getitem__(self, position: int) -> dict[str, Tensor]:
         if not 0 <= position < self.num_images:
             raise IndexError(f"position {position} of {self.num_images} pictures")
-        if position not in self._kept:
-            try:
-                image, labels = self._read(position)
-            except DataError as error:
-                raise BadSample(str(position), error.what) from error
-            maps = np.round(255 * label_maps(labels, self.names)).astype(np.uint8)
-            self._kept[position] = {
-                "image": torch.from_numpy(normalise(image)).permute(2, 0, 1).contiguous(),
-                "maps": torch.from_numpy(maps),
-                "labels": torch.from_numpy(labels.astype(np.int32)),
-            }
-        return self._kept[position]
+        if position in self._kept:
+            return self._kept[position]
+        made = self._made(position)
+        room = memory_available()
+        if room is None or room > SPARE_BYTES:
+            self._kept[position] = made
+        return made
+
+    def _made(self, position: int) -> dict[str, Tensor]:
+        try:
+            image, labels = self._read(position)
+        except DataError as error:
+            raise BadSample(str(position), error.what) from error
+        planes = torch.from_numpy(normalise(image)).permute(2, 0, 1).contiguous()
+        del image  # of a scan each of these is gigabytes
+        maps = label_maps(labels, self.names)
+        maps *= 255
+        return {
+            "image": planes,
+            "maps": torch.from_numpy(np.round(maps, out=maps).astype(np.uint8)),
+            "labels": torch.from_numpy(labels.astype(np.int32, copy=False)),
+        }
 
 
 class CellCrops(Dataset[dict[str, Tensor]]):

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from hotlap.base.errors import DataError
+from hotlap.base.format import format_bytes
 from hotlap.data.counter_random import EVAL, TRAIN, draw_index, split_index
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
-from hotlap.device.host import read_host
+from hotlap.device.host import memory_available, read_host
 from hotlap.segment.augment import NUM_COLOURS, NUM_TURNS, recoloured, turned
 from hotlap.segment.cell_data import CellCentres, CellCrops, CellImages
 from hotlap.segment.heads import head_maps
@@ -28,6 +30,8 @@ from hotlap.segment.presets import CellConfig
 from hotlap.workload import Agreement, Batch, Workload
 
 WEIGHT_DECAY = 0.01
+LEARNED_BYTES = 20
+"""Of memory that a pixel takes while its picture is made ready to be learned from; less than half of it stays."""
 DISTINCT = 4
 """Drawing is slow: a batch made for measuring repeats so many pictures."""
 
@@ -189,7 +193,15 @@ def _drawn_images(index: tuple[int, ...], size: int, seed: int, maps: tuple[str,
 
 
 def _read(found: list[InstanceImage], position: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    return found[position].read()
+    image, labels = found[position].read()
+    need, room = LEARNED_BYTES * labels.size, memory_available()
+    if room is not None and need > room:
+        height, width = labels.shape
+        raise DataError(
+            f"image of {found[position].name!r} is {width}x{height} pixels, which take {format_bytes(need)} of memory "
+            f"to be made ready, and {format_bytes(room)} are available; cut it and its label into parts"
+        )
+    return image, labels
 
 
 def _draw(index: list[int], size: int, seed: int, position: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

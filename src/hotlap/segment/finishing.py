@@ -45,6 +45,7 @@ class Finishing:
         """Works out one picture's results and writes them, and last that it is finished."""
         try:
             found = segment_maps(maps, self.names, self.many, outlined=not OUTLINED.isdisjoint(self.formats))
+            del maps  # as large as all that comes now
             made = picture_files(facts.name, found, picture, self.formats, self.category)
             page = int(facts.name.rpartition("_page")[2]) if facts.num_pages > 1 else None
             entry = picture_entry(facts.name, facts.file_name, found, self.formats, page)

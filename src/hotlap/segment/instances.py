@@ -53,7 +53,9 @@ def split(
     heights = _heights(maps, names, config)
     mask, cores, levels = grade(foreground, heights, config.threshold, config.seed_threshold)
     seeds, num_seeds = regions(cores)
+    del cores  # of a scan each of these is gigabytes
     labels = watershed(levels, seeds, mask)
+    del levels, seeds
     if config.merge < 1:
         labels = merge(labels, heights, config.merge)
     _add_the_rest(mask, labels, num_seeds)

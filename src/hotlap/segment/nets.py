@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotlap.base.errors import ConfigError, EnvironmentUnusable, UnknownName, UsageError, did_you_mean
@@ -29,6 +30,9 @@ WIDTHS = {"hrnet": 48, "resunet-small": 48, "ma-resunet": 64, "unet": 64}
 """Channels of the first level as published; all other levels follow from them."""
 LEAST = {"hrnet": 4, "resunet-small": 6, "ma-resunet": 2, "unet": 1}
 """A width below which a layer would have no channels, or a norm none to work on."""
+
+LEAST_SIDES = {"pan": 128}
+"""Of segmentation_models_pytorch: PAN halves a sixteenth of the picture three times more, and needs a pixel there."""
 
 
 def build_net(name: str, *, in_channels: int = 3, maps: int = 1, width: int | None = None) -> nn.Module:
@@ -84,6 +88,7 @@ class _FromSmp(FittedNet):
             ) from error
         self.name = name
         architecture, _, encoder = name.removeprefix(SMP).partition("/")
+        self.least = LEAST_SIDES.get(architecture.lower(), 1)
         make = partial(
             smp.create_model, architecture, encoder or "resnet34", encoder_weights=None, in_channels=in_channels,
             classes=maps,
@@ -95,6 +100,14 @@ class _FromSmp(FittedNet):
                 f"model {name!r} is not one of segmentation_models_pytorch: {error}",
                 expected=f"{SMP}ARCHITECTURE/ENCODER, such as {SMP}unet/resnet34",
             ) from error
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Smaller images than it can see are extended as others are, and the scores cut back."""
+        height, width = image.shape[-2:]
+        below, beside = max(0, self.least - height), max(0, self.least - width)
+        if below or beside:
+            image = F.pad(image, (0, beside, 0, below), mode="replicate")
+        return super().forward(image)[..., :height, :width]
 
     def scores(self, image: Tensor) -> Tensor:
         try:

@@ -32,6 +32,8 @@ class TrainedNet:
     names: tuple[str, ...]
     """Of its maps."""
     digest: str
+    width: int
+    """Channels of the first level; 0 where the name decides them."""
 
 
 def load_net(file: Path, named: str | None = None, width: int | None = None) -> TrainedNet:
@@ -52,7 +54,7 @@ def load_net(file: Path, named: str | None = None, width: int | None = None) -> 
         raise UsageError(f"weights = {str(file)!r} predict {num_maps} maps", expected=expected)
     model = build_head(name, head, width=width)
     load_weights(model, weights, file)
-    return TrainedNet(model, name, HEADS[head], f"{name} {_digest(weights)}")
+    return TrainedNet(model, name, HEADS[head], f"{name} {_digest(weights)}", width or 0)
 
 
 def find_weights(config: SegmentPredictConfig, emit: Emit = ignore) -> Path:

@@ -6,6 +6,9 @@ import numpy as np
 
 from hotlap.kernels.lookup.op import count_values, look_up
 
+ROWS = 64
+"""Of a picture, that are stretched at once."""
+
 
 def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np.ndarray:  # [H, W, C] -> [H, W, 3]
     """A picture as bytes from black to white: percentiles of all samples become 0 and 255, grey becomes RGB.
@@ -23,7 +26,9 @@ def normalise(pixels: np.ndarray, *, low: float = 1.0, high: float = 99.8) -> np
         table = _stretched(np.arange(np.iinfo(kind).max + 1), floor, stretch)
         made = look_up(pixels, table)
     else:
-        made = _stretched(pixels, floor, stretch)
+        made = np.empty(pixels.shape, np.uint8)
+        for top in range(0, len(pixels), ROWS):  # the numbers between take eight times the room of these bytes
+            made[top : top + ROWS] = _stretched(pixels[top : top + ROWS], floor, stretch)
     return np.repeat(made, 3, axis=2) if made.shape[2] == 1 else made
 
 

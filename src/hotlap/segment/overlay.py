@@ -16,7 +16,8 @@ _COLOURS = np.array(
 
 def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, W, 3] uint8, [H, W] -> as the picture
     """The picture with the border pixels of each object in a colour of its own, neighbours mostly in others."""
-    drawn, edge = picture.copy(), edges(labels)
+    edge = edges(labels)
+    drawn = picture.copy()
     drawn[edge] = _COLOURS[labels[edge] % len(_COLOURS)]
     return drawn
 
@@ -24,12 +25,15 @@ def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, 
 def edges(labels: np.ndarray) -> np.ndarray:  # [H, W] -> [H, W] bool
     """The pixels of objects that have another object or none beside, above or below them."""
     edge = np.zeros(labels.shape, bool)
-    down, across = labels[1:] != labels[:-1], labels[:, 1:] != labels[:, :-1]
-    edge[1:] |= down
-    edge[:-1] |= down
-    edge[:, 1:] |= across
-    edge[:, :-1] |= across
-    return edge & (labels > 0)
+    _mark(edge[1:], edge[:-1], labels[1:] != labels[:-1])
+    _mark(edge[:, 1:], edge[:, :-1], labels[:, 1:] != labels[:, :-1])
+    edge &= labels > 0
+    return edge
+
+
+def _mark(some: np.ndarray, others: np.ndarray, differ: np.ndarray) -> None:
+    some |= differ
+    others |= differ
 
 
 def encode_png(pixels: np.ndarray) -> bytes:  # [H, W, 3] uint8

@@ -49,7 +49,7 @@ class SegmentPredictConfig:
     """Tiles that go through the network together, of whichever pictures they are; by default the batch of
     --batch-sizes, else of the tuned profile, else 8."""
     batch_sizes: Path | None = None
-    """A batch_sizes.json of 'hotlap tune --export', which holds the network's tuned batch."""
+    """A batch_sizes.json of 'hotlap tune --for infer --export', which holds the network's tuned batch."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
     overlap: int = 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.object_table import require_openpyxl
+from hotlap.device.host import memory_available
 from hotlap.kernels.instances.op import choose_impl
 from hotlap.measure.nursery import can_fork
 from hotlap.records.codec import encode
@@ -198,7 +200,8 @@ def _run(
     processes: PictureProcesses | None, tally: _Tally, emit: Emit,
 ) -> None:  # fmt: skip
     workers = config.workers or min(os.cpu_count() or 1, _MOST_WORKERS)
-    reading = Reading(done=done, most_pixels=config.most_pixels, redo=config.redo)
+    room_bytes = memory_available() or math.inf
+    reading = Reading(done=done, most_pixels=config.most_pixels, redo=config.redo, room_bytes=room_bytes)
     read = partial(processes.read, reading) if processes else reading.items
     # Pictures are asked for and results given away a whole batch at a time; neither shall wait for the other's.
     waiting_most = max(2 * workers, tiles.batch)

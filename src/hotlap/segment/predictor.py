@@ -6,10 +6,8 @@ first tiles come, with their very shape, so a folder with nothing left to do cos
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -17,22 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base import events
-from hotlap.base.errors import OutOfMemory, RecordError, UsageError
+from hotlap.base.errors import OutOfMemory, UsageError
 from hotlap.base.events import Emit, ignore
 from hotlap.data.batch_sizes import read_batch_size
 from hotlap.device.memory import is_out_of_memory, release_memory
 from hotlap.device.seed import rng_state, set_rng_state
 from hotlap.engine.parts import pick_device
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import Rows
-from hotlap.records.tuned import ProfileStore, TunedKey, TunedProfile, read_profile
-from hotlap.segment.nets import SMP, WIDTHS
-from hotlap.segment.network import TrainedNet, find_weights, load_net, recognise
+from hotlap.records.tuned import ProfileStore
+from hotlap.segment.network import find_weights, load_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.served import TileWorkload
 from hotlap.segment.targets import MAPS
+from hotlap.segment.tuned_net import tiles_together, tuned_net
 
 BATCH = 8
 """Tiles that go through a network of which nothing better is known."""
@@ -205,11 +202,11 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
     net = load_net(file, config.model if config.weights is not None else None, config.width)
     arm, batch, small_batch = config.arm, chosen_batch(config, net.name), 0
     if config.tuned and not arm:
-        profile = _profile(net, file, device, config.tile, emit, store or ProfileStore())
+        profile = tuned_net(net.name, net.width, config.tile, device, emit, store)
         if profile is not None:
             arm = profile.arm
             if batch is None:
-                batch, small_batch = _batch_of(profile, config.tile, emit), profile.batch
+                batch, small_batch = tiles_together(profile, config.tile, emit), profile.batch
     return Predictor(
         net.model,
         arm=arm_on(arm, device),
@@ -245,57 +242,3 @@ def chosen_device(config: SegmentPredictConfig) -> str:
             remedy="Or leave --device out: the arm says where",
         )
     return str(pick_device(config.device))
-
-
-def _profile(
-    net: TrainedNet, file: Path, device: str, tile: int, emit: Emit, store: ProfileStore
-) -> TunedProfile | None:
-    """The network's tuned profile for inference; what was found, stale or missing is said."""
-    target, options = net.name, dict[str, Any]()
-    if target.startswith(SMP):
-        target, options = "cells", {"model": net.name}
-    else:
-        _, width, _ = recognise(net.model.state_dict(), file, net.name)
-        options = {"width": width} if width != WIDTHS[net.name] else {}
-    asked = _options_tuned(store, target, options, tile, torch.device(device).type)
-    question = Question(target=target, mode="infer", options=asked, inputs=[], device=device)
-    profile, lines = stored_profile(question, emit, store)
-    if profile is None and not lines:
-        emit(events.note(f"Network {net.name!r} was never tuned here. {question.command!r} finds its arm and batch."))
-    return profile
-
-
-def _options_tuned(store: ProfileStore, target: str, options: dict[str, Any], tile: int, kind: str) -> dict[str, Any]:
-    """Those with which the network was tuned at the size nearest to a tile; by default the network's alone.
-
-    Small machines are tuned with small images, and with one's own: both leave the network as it is. Profiles of another
-    kind of device, as in a home folder that several machines share, say nothing.
-    """
-    found = []
-    for path in store.candidates(target, "infer"):
-        with contextlib.suppress(RecordError):  # named when the profile is asked for
-            key = read_profile(path).key
-            own = {name: value for name, value in key.options.items() if name not in ("size", "data")}
-            if own == options and key.device == kind:
-                found.append((abs(_side(key) - tile), key.options != options, path.name, key.options))
-    return min(found, default=(0, False, "", options))[-1]
-
-
-def _side(key: TunedKey) -> int:
-    """Height and width of the images that a profile was measured with."""
-    return int(key.signature.partition(":")[0].rpartition("x")[2])
-
-
-def _batch_of(profile: TunedProfile, tile: int, emit: Emit) -> int:
-    """The profile's batch; where it was measured with smaller images, as many tiles as have no more pixels."""
-    side = _side(profile.key)
-    if side >= tile:
-        return profile.batch
-    batch = max(1, profile.batch * side**2 // tile**2)
-    emit(
-        events.note(
-            f"Its batch was measured with images of {side}x{side}; tiles of {tile}x{tile} go {batch} at a time, "
-            f"smaller ones up to {profile.batch}."
-        )
-    )
-    return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 from collections import deque
@@ -14,12 +15,18 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import DataError, HotlapError
+from hotlap.base.format import format_bytes
 from hotlap.data.micrograph import page_name, read_pictures
+from hotlap.data.picture_file import PictureTooLarge
 from hotlap.segment.done import Done, content_digest
 from hotlap.segment.normalise import normalise
 
 MOST_BYTES = 1 << 30
 """Of pictures that wait for their turn. Batches of usual ones are less; of the largest few are needed at once."""
+
+PIXEL_BYTES = 29
+"""Of memory that a picture takes when its maps become objects, which is when it takes the most: 24 with cores, 27 with
+boundaries, 29 without either."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ class Reading:
     done: Done
     most_pixels: int
     redo: bool
+    room_bytes: float = math.inf
+    """Of memory: a picture that would take more is refused before it is decoded."""
 
     def items(self, name: str, path: Path, begin: int = 0) -> Generator[Item]:
         """The pictures of a file, those of it that were finished before, and what is wrong with it.
@@ -75,8 +84,8 @@ class Reading:
                 return
             skip, bad = frozenset(entry["page"] for entry in entries), list[Bad]()
             pages = read_pictures(
-                path, most_pixels=self.most_pixels, skip=skip, begin=max(0, begin - bool(entries)),
-                hear=lambda page: bad.append(Bad(path, page.reason)),
+                path, most_pixels=self._most_pixels(), skip=skip, begin=max(0, begin - bool(entries)),
+                hear=lambda page: bad.append(Bad(path, self._reason(page))),
             )  # fmt: skip
             for picture in pages:
                 yield from bad
@@ -85,9 +94,19 @@ class Reading:
                 yield Loaded(named, path, digest, picture.num_pages, normalise(picture.pixels))
             yield from bad
         except HotlapError as error:
-            yield Bad(path, getattr(error, "reason", "") or error.what)
+            yield Bad(path, self._reason(error))
         except OSError as error:
             yield Bad(path, error.strerror or str(error))
+
+    def _most_pixels(self) -> int:
+        return int(min(self.most_pixels, self.room_bytes / PIXEL_BYTES))
+
+    def _reason(self, error: HotlapError) -> str:
+        said: str = getattr(error, "reason", "") or error.what
+        if isinstance(error, PictureTooLarge) and self._most_pixels() < self.most_pixels:
+            said += f": each takes {PIXEL_BYTES} bytes of memory, and {format_bytes(self.room_bytes)} were available"
+            said += "; cut it into parts"
+        return said
 
 
 Read = Callable[[str, Path], Generator[Item]]

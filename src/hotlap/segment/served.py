@@ -17,19 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import ConfigError, DataError, UsageError
+from hotlap.base.events import Emit
 from hotlap.data.micrograph import pictures_in
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import OBJECTS, Decoded, ModelSpec, Rows, Signature, TensorSpec, answer_head
 from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
+from hotlap.records.tuned import ProfileStore
 from hotlap.segment.instances import SplitConfig
+from hotlap.segment.nets import SMP, WIDTHS, check_name
 from hotlap.segment.network import load_net, recognise
 from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import COLUMNS, ObjectMetrics
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS
 from hotlap.segment.tiles import TileConfig, TilePlan, cut_tiles, join_tiles
+from hotlap.segment.tuned_net import tiles_together, tuned_net
 from hotlap.targets import load_target
 from hotlap.workload import Batch, Workload
 
@@ -104,14 +108,27 @@ class SegmentServable:
         build: Callable[[], nn.Module] = workload.build_model
         names: tuple[str, ...] = getattr(workload, "maps", MAPS[:1])
         if spec.weights:
-            named, width = getattr(workload.config, "model", spec.target), int(spec.options.get("width", 0))
-            net = load_net(Path(spec.weights), named, width or None)
+            net = load_net(Path(spec.weights), _named(spec, workload), int(spec.options.get("width", 0)) or None)
             build, names = lambda: net.model, net.names
         arm, side = arm_on(spec.arm, device), self._tiles.tile
         tiles = TileWorkload(spec.name, build, arm, (side, side), workload.default_batch)
         loaded = LoadedWorkload(tiles, arm, spec.rows or tiles.default_batch, widen=False)
         loaded.signature = _of_any_size(loaded.signature, names)
         return loaded
+
+    def tuned(self, device: str, emit: Emit, store: ProfileStore | None) -> ModelSpec:
+        """As the network's tuned profile says, whichever target that was found under; by the width of its weights."""
+        spec, side = self._spec, self._tiles.tile
+        name, width = _named(spec, load_target(spec.target, spec.options)), int(spec.options.get("width", 0))
+        if not name.startswith(SMP):
+            check_name(name)
+        if spec.weights and name in WIDTHS:
+            file = Path(spec.weights)
+            _, width, _ = recognise(read_weights(file), file, name)
+        profile = tuned_net(name, width or WIDTHS.get(name, 0), side, device, emit, store)
+        if profile is None:
+            return spec
+        return dataclasses.replace(spec, arm=profile.arm, rows=spec.rows or tiles_together(profile, side, emit))
 
     def decode(self, body: bytes, options: Mapping[str, Any], signature: Signature) -> Decoded:
         scale = options.get("um_per_px")
@@ -147,19 +164,30 @@ class UNetServable(WorkloadServable):
     def answers(self, signature: Signature) -> str:
         return OBJECTS if _is_one_map(signature) else super().answers(signature)
 
+    def tuned(self, device: str, emit: Emit, store: ProfileStore | None) -> ModelSpec | None:
+        """As of other networks where it finds objects; one that tells classes is asked for as any target is."""
+        if self._num_maps() != 1:
+            return None
+        tuned = self._objects.tuned(device, emit, store)
+        return dataclasses.replace(self._spec, arm=tuned.arm, rows=tuned.rows)
+
     def load(self, device: str) -> LoadedWorkload:
         if self._spec.weights:
-            file = Path(self._spec.weights)
-            num_maps = recognise(read_weights(file), file, "unet")[2]
+            file, num_maps = self._spec.weights, self._num_maps()
             if num_maps == 1:
                 return self._objects.load(device)
             if num_maps == len(MAPS) and "classes" not in self._spec.options:
                 raise UsageError(
-                    f"weights = {str(file)!r} predict {num_maps} maps, which may be classes or those of cells",
+                    f"weights = {file!r} predict {num_maps} maps, which may be classes or those of cells",
                     remedy="Serve what 'hotlap segment train' has learned as 'hotlap serve cells --set "
                     f"workload.model=unet', and classes with --set workload.classes={num_maps}",
                 )
         return super().load(device)
+
+    def _num_maps(self) -> int:
+        """Of its weights; 0 without any."""
+        file = Path(self._spec.weights)
+        return recognise(read_weights(file), file, "unet")[2] if self._spec.weights else 0
 
     def decode(self, body: bytes, options: Mapping[str, Any], signature: Signature) -> Decoded:
         if _is_one_map(signature):
@@ -191,6 +219,11 @@ def _of_any_size(signature: Signature, names: tuple[str, ...]) -> Signature:
 
     (taken,), (given,) = signature.inputs, signature.outputs
     return dataclasses.replace(signature, inputs=(free(taken),), outputs=(free(given, names),))
+
+
+def _named(spec: ModelSpec, workload: Any) -> str:
+    """The network's name: what the target was told, or the target."""
+    return str(getattr(workload.config, "model", spec.target))
 
 
 def _is_one_map(signature: Signature) -> bool:

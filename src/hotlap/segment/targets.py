@@ -33,20 +33,36 @@ def label_maps(
     """
     from scipy import ndimage
 
-    maps = {name: np.zeros(labels.shape, dtype=np.float32) for name in (FOREGROUND, CORE, BOUNDARY)}
-    maps[FOREGROUND][labels != 0] = 1.0
-    values, place = np.unique(labels, return_inverse=True)
-    numbered = place.reshape(labels.shape).astype(np.int32) + int(values[0] != 0)
+    made = np.zeros((len(names), *labels.shape), np.float32)
+    maps = dict(zip(names, made, strict=True))
+    if FOREGROUND in maps:
+        maps[FOREGROUND][labels != 0] = 1.0
+    if maps.keys() == {FOREGROUND}:
+        return made
+    numbered = _numbered(labels)
     for number, box in enumerate(ndimage.find_objects(numbered), start=1):
         if box is None:
             continue
         grown = tuple(slice(max(side.start - 1, 0), side.stop + 1) for side in box)
         mine = numbered[grown] == number
         if mine.all():
-            maps[CORE][grown] = 1.0  # it fills the picture and has no edge
+            if CORE in maps:
+                maps[CORE][grown] = 1.0  # it fills the picture and has no edge
             continue
         depth = ndimage.distance_transform_edt(mine)
         deepest = depth.max()
-        maps[CORE][grown][mine] = (depth / deepest)[mine]
-        maps[BOUNDARY][grown][mine & (depth <= (EDGE_PX if deepest >= SLIGHT_PX else 1.0))] = 1.0
-    return np.stack([maps[name] for name in names])
+        if CORE in maps:
+            maps[CORE][grown][mine] = (depth / deepest)[mine]
+        if BOUNDARY in maps:
+            maps[BOUNDARY][grown][mine & (depth <= (EDGE_PX if deepest >= SLIGHT_PX else 1.0))] = 1.0
+    return made
+
+
+def _numbered(labels: Labels) -> Labels:  # [H, W] int32
+    """The objects numbered from 1 without gaps, in the order of their values."""
+    values = np.unique(np.concatenate([np.unique(row) for row in labels]))
+    numbered = np.empty(labels.shape, np.int32)
+    for number, row in enumerate(labels):  # the places of all pixels at once would take twice their room
+        numbered[number] = np.searchsorted(values, row)
+    numbered += int(values[0] != 0)
+    return numbered

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import socket
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from hotlap.base import events
@@ -41,15 +40,8 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
 
     from hotlap.web.app import AppSettings, create_app
     from hotlap.web.guard import LOOPBACK, GuardSettings
+    from hotlap.web.orderly import OrderlyServer
     from hotlap.web.slow_clients import watch_clients
-
-    class Quiet(uvicorn.Server):
-        """A server that ends when it is told to, without passing the signal on."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            self.force_exit = self.should_exit
-            self.should_exit = True
-            service.leaving = True
 
     _allow_many_files()
     door = _listen(config.host, config.port)
@@ -72,11 +64,7 @@ def serve(config: ServeConfig, emit: Emit) -> Served:
 
     store = JobStore(config.jobs)
     app = create_app(service, settings, on_ready, store)
-    server = Quiet(
-        uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=int(config.drain_s) or 1, server_header=False
-        )
-    )
+    server = OrderlyServer(uvicorn.Config(app, log_level="warning", server_header=False), service, config.drain_s)
     watch_clients(server)
     emit(events.note(f"Listening on {address}; the models are being loaded."))
     try:

@@ -10,7 +10,8 @@ import re
 import pytest
 from simulated import Machine
 
-from hotlap.base.errors import RecordError, StorageError
+from hotlap.base.errors import DataError, RecordError, StorageError
+from hotlap.data.batch_sizes import read_batch_size
 from hotlap.measure.jobs import Description
 from hotlap.records.tuned import TunedKey, TunedProfile
 from hotlap.tools.tune.export import write_exports
@@ -106,6 +107,19 @@ def test_an_entry_names_the_device_it_was_measured_on(tmp_path):
     entries = json.loads((tmp_path / "batch_sizes.json").read_text())["batch_configurations"]
     assert entries["other"]["note"].endswith(", train, run in its final form with a ragged tail of 42 on Fake A5")
     assert entries["u-net 1"]["note"].endswith(" on Fake H1")
+
+
+def test_the_batch_of_training_steps_is_not_read_as_one_of_passes(tmp_path):
+    file = tmp_path / "batch_sizes.json"
+    write_exports(PROFILE, rows(), ABOUT, tmp_path)
+    words = r"the batch of 'u-net 1' was tuned for 'train'\. Expected .*inference.*--for infer --export"
+    with pytest.raises(DataError, match=words):
+        read_batch_size(file, "u-net 1")
+    for_infer = dataclasses.replace(PROFILE, batch=32, key=dataclasses.replace(KEY, mode="infer"))
+    write_exports(for_infer, rows(), ABOUT, tmp_path)
+    assert read_batch_size(file, "u-net 1") == 32
+    file.write_text('{"batch_configurations": {"hrnet": {"optimal_batch_size": 4}}}')  # of another program
+    assert read_batch_size(file, "hrnet") == 4
 
 
 def test_training_steps_make_no_configuration_of_a_server(tmp_path):

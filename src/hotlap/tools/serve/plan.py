@@ -117,12 +117,18 @@ def _plan(config: ServeConfig, spec: ModelSpec, device: str, emit: Emit, store: 
         return dataclasses.replace(spec, arm="")
     if not config.tuned or spec.arm:
         return spec
+    tuned = getattr(make_servable(spec), "tuned", None)  # some are tuned under several names
+    return (tuned and tuned(device, emit, store)) or _tuned(spec, device, emit, store)
+
+
+def _tuned(spec: ModelSpec, device: str, emit: Emit, store: ProfileStore | None) -> ModelSpec:
+    """The model as the profile of its very target and options says."""
     question = Question(target=spec.target, mode="infer", options=spec.options, inputs=list(spec.inputs), device=device)
     profile, lines = stored_profile(question, emit, store)
     if profile is not None:
         return dataclasses.replace(spec, arm=profile.arm, rows=spec.rows or profile.batch)
     if not lines:
-        emit(events.note(f"Model {name!r} was never tuned here. {question.command!r} finds its batch."))
+        emit(events.note(f"Model {spec.name!r} was never tuned here. {question.command!r} finds its batch."))
     return spec
 
 

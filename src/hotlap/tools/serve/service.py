@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger("hotlap.serve")
+GIVEN_UP_S = 1.0
+"""For workers to end once nobody waits for what they do."""
 LOOK_S = 0.02
 """How often work that nobody waits for looks whether there is room for it."""
 
@@ -91,6 +93,9 @@ class Service:
         self.leaving = False
         """Told to stop: not ready any more, though what comes over open connections is still answered."""
         self.draining = False
+        self._given_up = False
+        self._limits: set[asyncio.Timeout] = set()
+        """Of the requests that are being answered."""
 
     def start(self) -> None:
         """Begins to load the models; :meth:`why_not_ready` tells how far it is."""
@@ -251,10 +256,13 @@ class Service:
         try:
             if entry.inside > limit:
                 raise QueueFull(model, self.line.depth(model), limit, self.line.retry_after_s(model))
-            async with asyncio.timeout(allowed_s):
+            async with self._limited(allowed_s):
                 yield began + allowed_s
             ended = "ok"
         except (TimeoutError, DeadlineExceeded):
+            if self._given_up:
+                ended = "refused"
+                raise ShuttingDown from None
             ended = "expired"
             self.counters.count("expired_total", model=model)
             raise DeadlineExceeded(model, self._clock() - began) from None
@@ -272,6 +280,24 @@ class Service:
             entry.inside -= 1
             self.counters.count("requests_total", model=model, ended=ended)
             self.counters.observe("request_seconds", self._clock() - began, model=model)
+
+    @contextlib.asynccontextmanager
+    async def _limited(self, allowed_s: float) -> AsyncIterator[None]:
+        """So many seconds, or as long as until :meth:`give_up`."""
+        async with asyncio.timeout(allowed_s) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
+
+    def give_up(self) -> None:
+        """Refuses, from the loop's own thread, what is still being answered: the time to drain is over."""
+        self._given_up = self.draining = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(now)
 
     async def _through(self, model: str, rows: Rows, deadline: float) -> Rows:
         """The outputs of a request's rows, in batches no larger than the model's."""
@@ -293,7 +319,7 @@ class Service:
     def drain(self, timeout_s: float = 30.0) -> bool:
         """Takes no more requests, answers those accepted, ends the workers; whether all of that was done in time."""
         self.draining = True
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + (min(timeout_s, GIVEN_UP_S) if self._given_up else timeout_s)
         while any(model.inside for model in self._models.values()) and time.monotonic() < until:
             time.sleep(0.01)
         self.line.close()

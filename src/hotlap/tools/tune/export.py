@@ -85,6 +85,7 @@ def batch_sizes(profile: TunedProfile, rows: Sequence[Row], model: str, existing
         "expected_throughput": profile.samples_per_s,
         "memory_limit_mb": _mb(profile.peak_bytes),
         "p95_latency_ms": profile.p95_ms,
+        "mode": profile.key.mode,
         # Entries of other models stay beside this one, and may be of another card than gpu_info.
         "note": f"{profile.arm}, {profile.key.mode}, run in its final form{tail} on {profile.key.device_name}",
     }
