@@ -76,7 +76,7 @@ def rows(record):
 def test_the_record_holds_the_choice_and_every_sample(folder):
     record = quick()
     found = record.extra["loader"]
-    assert (record.kind, record.name, record.status) == ("loader", "tiny-loader", "complete")
+    assert (record.kind, record.name, record.status) == ("loader", "Tiny-loader", "complete")
     assert record.verdict.outcome == "keeps up" and record.verdict.headline.startswith("no workers: ")
     assert record.verdict.exit_code == 0
     assert (found["batch"], found["step_ms"], found["consumption"], found["headroom"]) == (4, 1e5, 0.04, 1.2)
