@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,13 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def test_a_ratio_of_speeds_is_that_of_the_calls_that_nothing_disturbed():
+    """Three of four calls of one of them wait for a busy machine."""
+    calls = itertools.count()
+    ratio = cpu.speed_over(lambda: time.sleep(0.05 if next(calls) % 4 else 0.004), lambda: time.sleep(0.002))
+    assert 1.2 < ratio < 3
 
 
 def test_facts_that_never_come_have_a_reason(faulty):
