@@ -125,6 +125,8 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         (["bench", "x", "--set", "repeets=3"], "Did you mean 'repeats'"),
         (["bench", "x", "--config", "gone.yaml"], "config file 'gone.yaml' does not exist"),
         (["bench"], "no target given"),
+        (["compare"], "no records given. Expected it after the verb, as in 'hotlap compare"),
+        (["mesh", "views"], "no folder given. Expected it after the verb, as in 'hotlap mesh views objects/ --out"),
         (["compare", "a"], "names 1. Expected two"),
         (["show", "nothing"], "no run 'nothing' under 'runs'"),
         (["list", "things"], "what = 'things'"),

@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hotlap.base.errors import UsageError
-from hotlap.base.settings import ENV_PREFIX, Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
+from hotlap.base.settings import (
+    ENV_PREFIX,
+    Layer,
+    MissingSetting,
+    Resolved,
+    env_layer,
+    field_docs,
+    file_layer,
+    resolve,
+    set_layer,
+)
 from hotlap.cli.verbs import VERBS, Verb
 from hotlap.engine.place import LAUNCHED
 
@@ -141,7 +151,15 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
         values[verb.positional] = given[verb.positional]
     layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
     layers += [file_layer(Path(file))] if file else []
-    return Request(resolve(cls, layers), common, tuple(arguments))
+    try:
+        resolved: Resolved[Any] = resolve(cls, layers)
+    except MissingSetting as error:
+        if not verb.positional or verb.positional in values:
+            raise
+        raise UsageError(
+            f"no {verb.positional} given", expected=f"it after the verb, as in {verb.example!r}"
+        ) from error
+    return Request(resolved, common, tuple(arguments))
 
 
 def _not_taken(name: str, verb: Verb, cls: type, words: list[str]) -> UsageError:
