@@ -118,7 +118,7 @@ class _Run:
         # One setting without workers comes before the step: whatever is wrong with the data shows at once.
         first = self._try(tries[0])
         if not self.step_ms:
-            self.step_ms = self._step_ms()
+            self.step_ms = self._step_ms(total)
         consumption = consumption_of(self.batch, self.step_ms)
 
         def measure(settings: LoaderSettings) -> Speed:
@@ -161,12 +161,17 @@ class _Run:
         )
         return speed
 
-    def _step_ms(self) -> float:
+    def _step_ms(self, total: int) -> float:
         """The median training step on inputs that lie on the device: the model's pace if it never waited."""
+
+        def listen(text: str, done: float, out_of: float) -> None:
+            self.emit(events.advance("loader", done / out_of, total, f"step time: {text}"))
+
         protocol = encode(dataclasses.replace(BRIEF, began_at=time.time()))
         name = self.spec.name
         job = _job(self.config, "timing", arms=[name], batch=self.batch, mode="train", protocol=protocol)
-        found: Timings = decode(Timings, run_job(job, timeout_s=self.config.timeout_s, nursery=self.nursery))
+        answer = run_job(job, timeout_s=self.config.timeout_s, listen=listen, nursery=self.nursery)
+        found: Timings = decode(Timings, answer)
         walls = [m for m in found.measurements if m.quantity == "wall"]
         values, flags = [v for m in walls for v in m.values], sorted({flag for m in walls for flag in m.flags})
         if not values:
