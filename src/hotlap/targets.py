@@ -185,17 +185,20 @@ def first_tensor(out: Any) -> Tensor:
     )
 
 
+def short_name(target: str) -> str:
+    """What runs of a target are named after, by every verb: its registered name, or that of what builds it."""
+    return target.rpartition(":")[2] or target
+
+
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
     """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
     options = dict(options or {})
     check_name(target)
     if target in WORKLOADS:
         factory: Any = WORKLOADS.get(target)
-        name = target
     else:
         factory = _import_factory(target)
-        name = target.rpartition(":")[2] if target.rpartition(":")[2] else target
-    return _to_workload(target, name, factory, options, inputs)
+    return _to_workload(target, short_name(target), factory, options, inputs)
 
 
 def check_name(target: str) -> None:

@@ -125,6 +125,8 @@ def test_the_help_of_a_setting_is_its_docstring_with_its_default(hotlap_cli):
         (["bench", "x", "--set", "repeets=3"], "Did you mean 'repeats'"),
         (["bench", "x", "--config", "gone.yaml"], "config file 'gone.yaml' does not exist"),
         (["bench"], "no target given"),
+        (["compare"], "no records given. Expected it after the verb, as in 'hotlap compare"),
+        (["mesh", "views"], "no folder given. Expected it after the verb, as in 'hotlap mesh views objects/ --out"),
         (["compare", "a"], "names 1. Expected two"),
         (["show", "nothing"], "no run 'nothing' under 'runs'"),
         (["list", "things"], "what = 'things'"),
@@ -147,6 +149,52 @@ def test_without_torch_a_verb_names_it_and_the_verbs_that_need_none_go_on(here, 
     assert told.code == 4 and told.out == ""
     assert f"'hotlap {verb}' needs torch, which is not installed" in told.err and "'hotlap doctor'" in told.err
     assert hotlap_cli("list", "runs").code == 0
+
+
+WITHOUT = """
+import importlib.util, sys
+
+class Absent:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Absent())
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+from hotlap.cli.main import main
+sys.argv[0] = "hotlap"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("doctor --onlly cpu", 2, "hotlap doctor has no option '--onlly'. Did you mean '--only'?"),
+        ("doctor --wholly-else", 2, "hotlap doctor has no option '--wholly-else'"),
+        ("segment train --help", 0, "usage: hotlap segment train"),
+        ("segment predict --help", 4, "'hotlap segment predict' needs torch, which is not installed"),
+        ("splat train --help", 4, "'hotlap splat train' needs torch, which is not installed"),
+    ],
+)
+def test_where_torch_is_not_installed_nothing_ends_in_a_trace(tmp_path, arguments, code, words):
+    environ = {**os.environ, "HOTLAP_MEASUR": "1"}  # nearly a setting: those of all verbs are looked through
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments.split()], cwd=tmp_path, env=environ, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code and words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_flags_with_another_name_than_their_setting_are_known_to_be_so():
+    found = {}
+    for verb in VERBS.values():
+        for field in dataclasses.fields(options.load_config_class(verb.config)) if verb.config else ():
+            if "flag" in field.metadata:
+                found["--" + field.metadata["flag"]] = field.name
+    assert found == options.RENAMED
 
 
 def test_settings_come_from_line_environment_and_file_and_say_so(here, hotlap_cli, monkeypatch, jobs_in_process):

@@ -35,6 +35,15 @@ def test_every_word_and_number_is_there_and_no_line_is_too_long(width):
         assert words in text
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_breaks_figures_and_cuts_none_off(width):
+    lines = drawn(width)
+    text = "".join(lines)
+    assert max(map(len, lines)) <= width and "…" not in text, text
+    given = "".join(str(cell) for row in [NAMES, *ROWS] for cell in row)
+    assert sorted(text.replace(" ", "")) == sorted(given.replace(" ", ""))
+
+
 def test_where_there_is_room_a_row_is_one_line():
     assert len(drawn(300)) == 1 + len(ROWS)
     assert len(drawn(80, rows=[["before", "cpu", "64", "98.1 ms [93.3, 103]", "–", ""]])) == 2

@@ -12,7 +12,7 @@ import torch
 from hotlap.device.memory import Memory, PeakMemory, is_out_of_memory
 from hotlap.device.precision import fp32_precision, set_fp32_precision
 from hotlap.device.seed import generator, seed_everything
-from hotlap.device.timing import is_steady, time_block, time_host
+from hotlap.device.timing import MOST_INTERVALS, is_steady, kept_of, time_block, time_host
 
 
 def busy_wait(seconds):
@@ -43,6 +43,25 @@ def test_a_block_on_the_host_begins_no_step_after_its_time():
     assert block.wall_ms == pytest.approx(sum(block.intervals_ms) / len(block.intervals_ms))
     assert len(time_block(lambda: busy_wait(0.01), 4, torch.device("cpu"), most_s=0.001).intervals_ms) == 1
     assert len(time_block(lambda: busy_wait(0.01), 4, torch.device("cpu"), most_s=0.0).intervals_ms) == 1
+
+
+def test_of_a_long_block_one_time_of_each_equal_part_is_kept_and_all_count_in_its_mean():
+    many = 7 * MOST_INTERVALS + 13
+    calls = []
+    block = time_block(lambda: calls.append(None), many, torch.device("cpu"))
+    assert len(calls) == many and len(block.intervals_ms) == MOST_INTERVALS
+    kept = kept_of(many)
+    assert all(7 * part <= place < 7 * (part + 1) + 13 for part, place in enumerate(kept)), "one of each part, in order"
+    assert kept == kept_of(many) and list(kept_of(MOST_INTERVALS)) == list(range(MOST_INTERVALS))
+
+
+@pytest.mark.parametrize("every", [7, 8, 100])
+def test_percentiles_of_what_is_kept_are_those_of_all_though_slow_steps_come_in_regular_turns(every):
+    times = np.where(np.arange(100 * MOST_INTERVALS) % every, 1.0, 5.0)
+    kept = times[list(kept_of(len(times)))]
+    share = 1 / every
+    # Three standard errors of a share among so many.
+    assert (kept == 5.0).mean() == pytest.approx(share, abs=3 * (share * (1 - share) / MOST_INTERVALS) ** 0.5)
 
 
 def test_the_clock_itself_costs_next_to_nothing():

@@ -136,6 +136,21 @@ def test_it_gives_up_when_killed_more_often_than_allowed(child):
     assert [job["resume"] for job in child.jobs()] == ["", "latest", "latest"]
 
 
+def test_what_a_training_that_died_had_started_is_ended_before_the_next_start(child):
+    """It would go on reading and holding memory beside the new one."""
+    body = (
+        "import subprocess\n"
+        "left = [int(file.read_text()) for file in folder.glob('left-*')]\n"
+        "lives = [pid for pid in left if pathlib.Path(f'/proc/{pid}/stat').exists()"
+        " and pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z']\n"
+        "if left: say({'result': {'lives': lives}}); os._exit(0)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=2)\n"
+        "(folder / 'left-0').write_text(str(child.pid))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert child(body).outcome == {"lives": []}
+
+
 def test_three_deaths_without_a_new_checkpoint_are_enough(child):
     with pytest.raises(Killed, match="after 2 restarts without a new checkpoint"):
         child("os.kill(os.getpid(), signal.SIGKILL)", restarts=50)

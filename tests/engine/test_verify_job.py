@@ -355,6 +355,16 @@ def test_a_target_that_is_served_without_arms_has_none_to_watch():
         watch({"mode": "infer", "target": "splat", "arm": "cpu", "batch": 2}, quiet)
 
 
+def test_a_target_that_is_loaded_in_a_way_of_its_own_cannot_be_watched(monkeypatch):
+    class Own(served.SegmentServable):
+        def load(self, device):
+            return object()
+
+    monkeypatch.setattr(served, "SegmentServable", Own)
+    with pytest.raises(UsageError, match="'hotlap serve cells' loads it in a way of its own, which cannot be watched"):
+        watch({"mode": "infer", "target": "cells", "options": CELLS, "arm": "cpu", "batch": 2}, quiet)
+
+
 SELF_MADE = """
 import torch
 from torch import nn

@@ -109,6 +109,33 @@ def test_a_worker_that_hangs_is_stopped_and_the_next_one_is_not(describe, nest):
     late.stdout.close()
 
 
+FORKS = """
+import os, pathlib, signal, time
+pid = os.fork()
+if pid == 0:
+    time.sleep(600)
+pathlib.Path(__file__).with_name("left").write_text(str(pid))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", OutOfMemory, r"was killed \(SIGKILL\)"),
+        ("time.sleep(600)", WorkerDied, "stopped after timeout_s = 20"),
+    ],
+)
+def test_what_a_worker_has_forked_neither_delays_its_death_nor_outlives_it(
+    describe, nest, tmp_path, source, kind, words
+):
+    began = time.monotonic()
+    with pytest.raises(kind, match=words):
+        describe(FORKS + source, nest, timeout_s=20)
+    assert time.monotonic() - began < (15 if kind is OutOfMemory else 40)
+    assert gone(int((tmp_path / "left").read_text()))
+    assert describe(LINEAR, nest)["num_parameters"] == 15 and nest.notes == []
+
+
 def test_what_a_job_changes_is_gone_with_it(describe, nest):
     source = """
 import os, sys, torch

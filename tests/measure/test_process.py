@@ -171,11 +171,49 @@ def ended(pid, within_s=20.0):
     return False
 
 
+FORKS = """
+import os, pathlib, signal, sys, time
+pid = os.fork()
+if pid == 0:
+    time.sleep(600)
+pathlib.Path(__file__).with_name("left").write_text(str(pid))
+"""
+STARTS = """
+import os, pathlib, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(__file__).with_name("left").write_text(str(child.pid))
+"""
+FALLS = "os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.mark.parametrize("leaves", [FORKS, STARTS])
+def test_a_death_is_told_at_once_though_children_of_the_dead_live_and_they_end_with_it(describe, tmp_path, leaves):
+    """A child that was forked, such as a loader's worker, must not stand for the one that should answer."""
+    began = time.monotonic()
+    with pytest.raises(OutOfMemory, match=r"was killed \(SIGKILL\)"):
+        describe(leaves + FALLS, timeout_s=100)
+    assert time.monotonic() - began < 50
+    assert ended(int((tmp_path / "left").read_text()))
+
+
+def test_a_worker_that_hangs_is_stopped_with_what_it_forked(describe, tmp_path):
+    with pytest.raises(WorkerDied, match=r"stopped after timeout_s = 5"):
+        describe(FORKS + "time.sleep(600)", timeout_s=5)
+    assert ended(int((tmp_path / "left").read_text()))
+
+
+def test_what_a_worker_has_started_ends_with_it_though_all_went_well(describe, tmp_path):
+    assert describe(STARTS + LINEAR)["num_parameters"] == 15
+    assert ended(int((tmp_path / "left").read_text()))
+
+
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
     pid_file = tmp_path / "pid"
     target = tmp_path / "slow_target.py"
     target.write_text(
-        f"import os, pathlib, time\npathlib.Path({str(pid_file)!r} + '.new').write_text(str(os.getpid()))\n"
+        "import os, pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(pid_file)!r} + '.new').write_text(f'{{os.getpid()}} {{child.pid}}')\n"
         f"os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\ntime.sleep(600)\n"
     )
     job = {"job": "describe", "target": f"{target}:make"}
@@ -185,12 +223,12 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
         deadline = time.monotonic() + 60
         while not pid_file.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        worker = int(pid_file.read_text())
-        assert psutil.pid_exists(worker)
+        worker, child = map(int, pid_file.read_text().split())
+        assert psutil.pid_exists(worker) and psutil.pid_exists(child)
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert ended(worker)
+    assert ended(worker) and ended(child)
 
 
 @pytest.mark.parametrize("line", ["5", '"progress"', "null", "[]", "not json", ""])

@@ -11,6 +11,7 @@ import torch
 
 from hotlap.base.errors import DataError, OutOfMemory, TargetError, UsageError
 from hotlap.device.seed import generator
+from hotlap.measure.loaded_workload import watched
 from hotlap.measure.servable import ModelSpec
 from hotlap.measure.served_workload import LoadedWorkload, WorkloadServable, arm_on, decode_picture
 from hotlap.targets import load_target
@@ -52,6 +53,24 @@ def test_the_signature_names_what_reaches_the_model_and_leaves_targets_out(loade
     assert (taken.dtype, taken.shape) == ("float32", (3, 32, 32))
     assert given.shape == (3, 32, 32)
     assert (loaded.signature.rows, loaded.signature.arm) == (3, "cpu")
+
+
+def test_whoever_watches_hears_of_a_model_before_it_is_built_and_before_its_full_batches():
+    heard = []
+
+    class Watcher:
+        def loading(self, workload):
+            heard.append(("loading", workload.name))
+            return load_target("unet", {**TINY, "size": 64})
+
+        def warming(self, example):
+            heard.append(("warming", [tuple(tensor.shape) for tensor in example]))
+
+    with watched(Watcher()):
+        served = WorkloadServable(SPEC).load("cpu")
+    assert heard == [("loading", "unet"), ("warming", [(2, 3, 64, 64)])]
+    assert served.signature.inputs[0].shape == (3, 64, 64)
+    assert WorkloadServable(SPEC).load("cpu").signature.inputs[0].shape == (3, 32, 32) and len(heard) == 2
 
 
 def test_nothing_is_kept_of_a_model_that_is_not_used_any_more():

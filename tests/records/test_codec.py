@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotlap.records import codec
-from hotlap.records.codec import decode, encode
+from hotlap.records.codec import decode, encode, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,9 @@ plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_
     )
 )
 def test_what_goes_in_comes_out(thing):
-    text = json.dumps(encode(thing), allow_nan=False)
-    assert decode(Outer, json.loads(text)) == thing
+    data = encode(thing)
+    assert json.loads(to_json(data)) == data
+    assert decode(Outer, json.loads(to_json(data))) == thing
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -78,6 +79,27 @@ def test_samples_are_encoded_in_one_go(monkeypatch):
         "mixed": [1, 2.5, True, None, None],
         "none": [],
     }
+
+
+def test_samples_are_read_in_one_go(monkeypatch):
+    calls = []
+    real = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda kind, data: calls.append(kind) or real(kind, data))
+    assert codec.decode(list[float], [0.5, 2.0] * 1000) == [0.5, 2.0] * 1000 and len(calls) == 1
+    read = codec.decode(list[float], [1, None, 0.5])
+    assert [type(item) for item in read] == [float] * 3 and math.isnan(read[1])
+    with pytest.raises(ValueError, match="float was expected, got 'a'"):
+        codec.decode(list[float], [0.5, "a"])
+
+
+def test_a_line_holds_one_value_or_all_of_a_list_of_numbers():
+    data = {"name": "a", "none": {}, "ms": [0.5, 2, None], "rows": [{"ok": True}], "words": ["a", "b"]}
+    assert to_json(data) == (
+        '{\n "name": "a",\n "none": {},\n "ms": [0.5, 2, null],\n "rows": [\n  {\n   "ok": true\n  }\n ],\n'
+        ' "words": [\n  "a",\n  "b"\n ]\n}'
+    )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"ms": [math.nan]})
 
 
 def test_paths_sets_and_numpy_numbers_are_plain():

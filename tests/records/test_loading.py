@@ -9,7 +9,7 @@ import pytest
 
 from hotlap.base.errors import ConfigError
 from hotlap.records.loading import loading
-from hotlap.records.run import begin, find_runs, folder_name, load_record, save
+from hotlap.records.run import begin, find_runs, load_record, save
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ def held() -> list:
 
 
 def test_there_is_a_record_that_says_so_while_the_target_is_loaded():
-    with loading("bench", "net", Config(), {"batch": "default"}) as folder_for:
+    with loading("bench", "net", Config(), {"batch": "default"}) as claim:
         (record,) = held()
         assert (record.kind, record.name, record.status) == ("bench", "net", "running")
         assert record.notes == ["The target was being loaded; nothing was measured yet."]
         assert record.config_sources == {"batch": "default"}
-        folder = folder_for("net")
-        assert folder == Path(record.path).parent, "the run goes on in the same folder"
+        folder = claim.take()
+        assert (claim.name, folder) == ("net", Path(record.path).parent), "the run goes on in the same folder"
         save(begin("bench", "net", Config(batch=3), {}, record.environment), folder)
     (record,) = held()
     assert record.config["batch"] == 3 and record.notes == []
@@ -65,18 +65,10 @@ def test_a_target_that_cannot_be_loaded_leaves_nothing(before):
     )
 
 
-def test_a_run_with_another_name_than_its_target_has_a_folder_of_that_name():
-    with loading("tune", "factory-tune", Config(), {}) as folder_for:
-        folder = folder_for("wide net-tune")
-    assert folder.parent.name == folder_name("wide net-tune") and not Path("runs/factory-tune").exists()
-    (record,) = held()
-    assert Path(record.path).parent == folder and record.name == "wide net-tune"
-
-
 @pytest.mark.parametrize("error", [ConfigError("late"), KeyboardInterrupt()])
 def test_a_run_that_has_its_folder_looks_after_its_record_itself(error):
-    with pytest.raises(type(error)), loading("bench", "net", Config(), {}) as folder_for:
-        folder_for("net")
+    with pytest.raises(type(error)), loading("bench", "net", Config(), {}) as claim:
+        claim.take()
         raise error
     (record,) = held()
     assert record.status == "running"

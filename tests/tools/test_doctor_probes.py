@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from doctor_fakes import exit_code
 from hotlap.base.errors import RecordError
 from hotlap.records.ceilings import Ceilings, device_key, read_ceilings, write_ceilings
 from hotlap.records.codec import decode, encode
-from hotlap.tools.doctor import registry
+from hotlap.tools.doctor import registry, runner
 from hotlap.tools.doctor.finding import passed
 from hotlap.tools.doctor.probe import run_body
 from hotlap.tools.doctor.probes import ceilings, cpu, gpu_start
@@ -34,6 +35,10 @@ if name == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     open(os.environ["FAULT_FILE"], "w").write(str(child.pid))
     time.sleep(600)
+if name == "leaves":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["FAULT_FILE"], "w").write(str(child.pid))
+    ctypes.string_at(0)
 if name == "garbage":
     print("Segmented memory is great")
 if name == "status":
@@ -89,12 +94,34 @@ def test_a_hanging_probe_is_killed_with_all_it_started(faulty, tmp_path):
     assert finding.status == "FAIL"
     assert "no answer within 2 s" in finding.observed
     assert "--timeout-s 6" in finding.fix.text()
-    child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(child)
+    assert _ends(int((tmp_path / "pid").read_text()))
     assert not faulty.live
+
+
+def test_a_probe_that_crashes_beside_what_it_started_is_no_hanging_one(faulty, tmp_path):
+    begun = time.perf_counter()
+    finding = faulty.run("leaves", 40)
+    assert time.perf_counter() - begun < 20
+    assert finding.status == "FAIL" and "killed by SIGSEGV" in finding.observed
+    assert _ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_probe_that_cannot_be_killed_is_not_waited_for(faulty, monkeypatch):
+    killed, kill = [], runner.kill_group
+    monkeypatch.setattr(runner, "kill_group", killed.append)
+    monkeypatch.setattr(runner, "GONE_S", 0.2)
+    finding = faulty.run("hang", 2)
+    assert finding.status == "FAIL" and finding.observed == "no answer within 2 s, and it cannot be killed"
+    assert "Only a reboot ends it" in finding.fix.text()
+    kill(killed[0])
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process is gone, or will be soon."""
+    deadline = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _runs(pid)
 
 
 def _runs(pid: int) -> bool:
@@ -102,6 +129,13 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def test_a_ratio_of_speeds_is_that_of_the_calls_that_nothing_disturbed():
+    """Three of four calls of one of them wait for a busy machine."""
+    calls = itertools.count()
+    ratio = cpu.speed_over(lambda: time.sleep(0.05 if next(calls) % 4 else 0.004), lambda: time.sleep(0.002))
+    assert 1.2 < ratio < 3
 
 
 def test_facts_that_never_come_have_a_reason(faulty):

@@ -76,7 +76,7 @@ def rows(record):
 def test_the_record_holds_the_choice_and_every_sample(folder):
     record = quick()
     found = record.extra["loader"]
-    assert (record.kind, record.name, record.status) == ("loader", "tiny-loader", "complete")
+    assert (record.kind, record.name, record.status) == ("loader", "Tiny-loader", "complete")
     assert record.verdict.outcome == "keeps up" and record.verdict.headline.startswith("no workers: ")
     assert record.verdict.exit_code == 0
     assert (found["batch"], found["step_ms"], found["consumption"], found["headroom"]) == (4, 1e5, 0.04, 1.2)
@@ -103,7 +103,10 @@ def test_a_model_that_outruns_every_loader_gets_the_whole_grid(folder):
 def test_the_step_is_measured_when_it_is_not_given(folder, jobs_in_process, monkeypatch):
     brief = dataclasses.replace(loader_run.BRIEF, repeats=2, seconds=0.01, warmup_seconds=0.1)
     monkeypatch.setattr(loader_run, "BRIEF", brief)
-    record = quick(step_ms=None, workers=(0,))
+    heard = []
+    record = loader(LoaderConfig(target="tiny.py:Tiny", seconds=0.01, workers=(0,)), heard.append)
+    told = [event.text for event in heard if event.kind == "advance"]
+    assert "step time: warm-up cpu" in told and "step time: timing cpu" in told, "a slow step is no silence"
     step = record.samples("cpu", "step")[0]
     assert record.extra["loader"]["step_ms"] == statistics.median(step)
     assert [job["job"] for job in jobs_in_process] == ["describe", "loader", "timing"]

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -126,6 +127,40 @@ if __name__ == "__main__":
     kept.start()
     print(kept.pid)
 """
+
+
+FORKS = """
+import os, pathlib, signal, time
+from torch import nn
+
+class Forking(nn.Linear):
+    def forward(self, x):
+        if float(x.max()) > 100:
+            if (pid := os.fork()) == 0:
+                time.sleep(600)
+            pathlib.Path(__file__).with_name("left").write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+def forking():
+    return Forking(2, 2)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_death_of_a_worker_is_told_at_once_though_a_child_that_it_forked_lives(tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS)
+    spec = ModelSpec(name="forks", target=f"{tmp_path / 'forks.py'}:forking", inputs=("2",), rows=4)
+    runner = ChildRunner("cpu", [spec], make_servable, run_s=100)
+    runner.start()
+    try:
+        began = time.monotonic()
+        with pytest.raises(WorkerDied, match=r"ended by signal SIGKILL while running 'forks'\. Send it again"):
+            runner.run("forks", (torch.full((1, 2), 1000.0),))
+        assert time.monotonic() - began < 50
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+        runner.stop()
 
 
 @pytest.mark.timeout(240)

@@ -35,6 +35,10 @@ def require_least(settings: Any, **least: float) -> None:
             raise ConfigError(f"{name} = {value} is not valid", expected=expected)
 
 
+class MissingSetting(ConfigError):
+    """A setting without a default that nobody has given."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """Values from one source."""
@@ -83,7 +87,7 @@ def _fill(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
             sources[key] = layer.source
     missing = [n for n, f in fields.items() if n not in values and _required(f)]
     if missing:
-        raise ConfigError(
+        raise MissingSetting(
             f"setting {missing[0]!r} is missing",
             remedy=f"Give it on the command line, in a file (--config) or as {ENV_PREFIX}{missing[0].upper()}",
         )

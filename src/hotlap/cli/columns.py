@@ -38,8 +38,8 @@ def fitted(
         box=None, pad_edge=False, padding=(0, 1, 0, gap - 1), header_style="bold", title=title or None,
         title_justify="left",
     )  # fmt: skip
-    for name in names:
-        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+    for name in names:  # on a narrow terminal a figure in two lines is better than one cut off
+        table.add_column(name, justify="left" if name in words else "right", overflow="fold")
     for number, row in enumerate(rows):
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]  # brackets are no markup here
         cells[place] = Text(broken(str(row[place]), room))

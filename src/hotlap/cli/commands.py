@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from hotlap.base.errors import EXIT_OK, HotlapError, RecordError
 from hotlap.base.events import Emit
 from hotlap.cli.options import Common, Request
 from hotlap.cli.show import COLOURS, ProgressDoor, make_console, show_record
-from hotlap.records.codec import encode
+from hotlap.records.codec import encode, to_json
 from hotlap.records.run import RunRecord, find_runs, load_record, resolve_run
 
 
@@ -312,7 +311,7 @@ def _print_record(record: RunRecord, common: Common) -> None:
 
 
 def _print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(to_json(data) + "\n")
 
 
 def _print_text(text: str) -> None:

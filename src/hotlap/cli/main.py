@@ -93,16 +93,24 @@ def _dispatch(arguments: list[str]) -> int:
         request = options.parse(name, verb, arguments[words:])
     except SystemExit as done:  # argparse leaves this way after --help
         return int(done.code or 0)
+    except ModuleNotFoundError as error:  # an application's settings may stand beside what it draws with
+        if error.name != "torch":
+            raise
+        raise _needs_torch(name) from error
     for sentence in options.mistyped_variables(type(request.resolved.config)):
         complain(sentence)
     if name not in WITHOUT_TORCH and importlib.util.find_spec("torch") is None:
-        raise EnvironmentUnusable(
-            f"'hotlap {name}' needs torch, which is not installed in {sys.prefix}",
-            remedy="'pip install torch' installs it, and 'hotlap doctor' says which build suits this machine",
-        )
+        raise _needs_torch(name)
     _check_target(request.resolved.config)
     code: int = _handler(verb)(request)
     return code
+
+
+def _needs_torch(name: str) -> EnvironmentUnusable:
+    return EnvironmentUnusable(
+        f"'hotlap {name}' needs torch, which is not installed in {sys.prefix}",
+        remedy="'pip install torch' installs it, and 'hotlap doctor' says which build suits this machine",
+    )
 
 
 def _check_target(config: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -14,11 +15,26 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hotlap.base.errors import UsageError
-from hotlap.base.settings import ENV_PREFIX, Layer, Resolved, env_layer, field_docs, file_layer, resolve, set_layer
+from hotlap.base.settings import (
+    ENV_PREFIX,
+    Layer,
+    MissingSetting,
+    Resolved,
+    env_layer,
+    field_docs,
+    file_layer,
+    resolve,
+    set_layer,
+)
 from hotlap.cli.verbs import VERBS, Verb
 from hotlap.engine.place import LAUNCHED
 
 SHARED = ("--config", "--set", "--json", "--quiet", "--dry-run", "--preset")
+RENAMED = {"--for": "mode", "--format": "formats"}
+"""Flags that have another name than their setting, in whichever verb: with ``--for`` the ``mode`` is meant.
+
+To find them in the verbs' settings would import torch to tell of a slip of the finger; a test compares.
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,7 +151,15 @@ def parse(name: str, verb: Verb, arguments: list[str]) -> Request:
         values[verb.positional] = given[verb.positional]
     layers = [Layer("the command line", values), set_layer(sets), env_layer(cls)]
     layers += [file_layer(Path(file))] if file else []
-    return Request(resolve(cls, layers), common, tuple(arguments))
+    try:
+        resolved: Resolved[Any] = resolve(cls, layers)
+    except MissingSetting as error:
+        if not verb.positional or verb.positional in values:
+            raise
+        raise UsageError(
+            f"no {verb.positional} given", expected=f"it after the verb, as in {verb.example!r}"
+        ) from error
+    return Request(resolved, common, tuple(arguments))
 
 
 def _not_taken(name: str, verb: Verb, cls: type, words: list[str]) -> UsageError:
@@ -144,7 +168,7 @@ def _not_taken(name: str, verb: Verb, cls: type, words: list[str]) -> UsageError
     option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
     if not option:
         return UsageError(f"hotlap {name} does not take {' '.join(words)!r}", remedy=help_)
-    setting = _renamed().get(option, option.lstrip("-").replace("-", "_"))
+    setting = RENAMED.get(option, option.lstrip("-").replace("-", "_"))
     if setting == verb.positional:
         help_ = f"Leave its name out, as in {verb.example!r}"
         return UsageError(f"hotlap {name} has no option {option!r}", remedy=help_)
@@ -173,19 +197,15 @@ def mistyped_variables(cls: type, environ: Mapping[str, str] = os.environ) -> li
 
 
 @functools.cache
-def _all_fields() -> tuple[dataclasses.Field[Any], ...]:
-    """Of all verbs, whose modules are imported for that."""
-    classes = [load_config_class(verb.config) for verb in VERBS.values() if verb.config]
-    return tuple(field for cls in classes for field in dataclasses.fields(cls))
-
-
 def _all_settings() -> frozenset[str]:
-    return frozenset(field.name for field in _all_fields())
-
-
-def _renamed() -> dict[str, str]:
-    """Settings by a flag that has another name than they, in whichever verb: with ``--for`` the ``mode`` is meant."""
-    return {_flag(field): field.name for field in _all_fields() if "flag" in field.metadata}
+    """Of all verbs whose modules can be imported here; some need torch."""
+    found: set[str] = set()
+    for verb in VERBS.values():
+        with contextlib.suppress(ModuleNotFoundError):
+            found |= (
+                {field.name for field in dataclasses.fields(load_config_class(verb.config))} if verb.config else set()
+            )
+    return frozenset(found)
 
 
 def _joined(value: Any) -> Any:

@@ -28,7 +28,7 @@ def export_table(record: RunRecord) -> Table:
     style = {"header_style": "bold", "title_style": "dim", "title_justify": "left"}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=title, **style)  # type: ignore[arg-type]
     for name in ("form", "size", "load", "error", "a step", "speed", ""):
-        table.add_column(name, justify="left" if name in ("form", "") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("form", "") else "right", overflow="fold")
     arms = {arm.name: arm for arm in record.arms}
     heads = {c.arm: c for c in record.comparisons if c.quantity == "wall"}
     forms = found.get("forms") or []

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hotlap.base import events
 from hotlap.base.channel import take_stdout
@@ -29,7 +29,6 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 def main() -> None:
     channel = take_stdout()
-    _keep_from_workers(channel)
     # A target that hangs while it is loaded may hang in C, where no handler of Python's is ever called.
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
@@ -51,12 +50,6 @@ def main() -> None:
         traceback.print_exc()
         say({"error": freeze_error(explain(error, job["config"]["target"]))})
     os._exit(0)  # libraries that crash while shutting down must not spoil an answer already given
-
-
-def _keep_from_workers(channel: IO[str]) -> None:
-    """Loader's workers, which are forks of this process and may outlive it, must not hold its channel open."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.register_at_fork(after_in_child=lambda: os.dup2(nowhere, channel.fileno()))
 
 
 def _stop_with_parent() -> None:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from hotlap.base import events
 from hotlap.base.errors import HotlapError, UsageError, WorkerDied
 from hotlap.base.events import Emit, Event
+from hotlap.base.process_group import kill_group
 from hotlap.device.host import oom_kill_count
 from hotlap.engine.child import STOPS
 from hotlap.engine.config import CHECKPOINTS, TrainConfig
@@ -178,7 +179,10 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], emit: Emit) -> tu
     except BaseException:
         child.kill()
         child.wait()
+        kill_group(child.pid)
         raise
+    if answer is None:
+        kill_group(child.pid)  # a loader's workers, if it has died without them
     return answer, told_to_stop
 
 

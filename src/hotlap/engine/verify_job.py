@@ -7,10 +7,9 @@ recorded; replays are counted by the step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from hotlap.engine.parts import allowed_attention, pick_device
 from hotlap.engine.split import num_samples
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.folded import NORMS
-from hotlap.measure.loaded_workload import LoadedWorkload
+from hotlap.measure.loaded_workload import watched
 from hotlap.measure.padded import PaddedConv2d
 from hotlap.measure.process import Listen
 from hotlap.measure.servable import ModelSpec, Rows
@@ -220,6 +219,21 @@ class _Watched:
         return made
 
 
+class _Loading:
+    """Has models that are loaded to be served watched, and keeps the rows that they are tried with."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.example: Rows | None = None
+
+    def loading(self, workload: Workload) -> Workload:
+        return adopt(_Watched(workload, self._observer), workload.name)
+
+    def warming(self, example: Rows) -> None:
+        self._observer.forget()  # until here the model was only asked for its inputs
+        self.example = example
+
+
 def watch(job: dict[str, Any], listen: Listen) -> Observed:
     """The job: ``mode`` train with the trainer's ``config``, or infer with ``arm``, ``batch``, ``target`` and so on."""
     listen("running the consumer", 0, 1)
@@ -264,34 +278,17 @@ def _watch_serving(job: dict[str, Any], observer: Observer) -> Observed:
     kind = SERVABLES.get(target) if target in SERVABLES else WorkloadServable
     if not getattr(kind, "takes_arm", True):
         raise UsageError(f"'hotlap serve {target}' runs it in one way, whatever a profile says")
-    with _watched_loading(observer) as examples:
+    loading = _Loading(observer)
+    with watched(loading):
         loaded = kind(spec).load(arm.torch_device)
+    if loading.example is None:
+        raise UsageError(f"'hotlap serve {target}' loads it in a way of its own, which cannot be watched")
     if not (arm.graph or arm.compile):  # of those, hooks saw what was recorded or traced, and see nothing more
         observer.forget()
-    for example in examples[-1:] * NUM_STEPS:
-        loaded.begin([tuple(t[:1].repeat(loaded.signature.rows, *[1] * (t.ndim - 1)) for t in example)])()
+    full = tuple(t[:1].repeat(loaded.signature.rows, *[1] * (t.ndim - 1)) for t in loading.example)
+    for _ in range(NUM_STEPS):
+        loaded.begin([full])()
     return observer.seen(None)
-
-
-@contextlib.contextmanager
-def _watched_loading(observer: Observer) -> Iterator[list[Rows]]:
-    """Models that are loaded to be served inside the block are watched; their example inputs are written down."""
-    begin, warm = LoadedWorkload.__init__, LoadedWorkload._warm
-    examples: list[Rows] = []
-
-    def watched(self: LoadedWorkload, workload: Workload, *given: Any, **named: Any) -> None:
-        begin(self, adopt(_Watched(workload, observer), workload.name), *given, **named)
-
-    def warmed(self: LoadedWorkload, example: Rows, rows: int) -> tuple[int, Tensor]:
-        observer.forget()  # until here the model was only asked for its inputs
-        examples.append(example)
-        return warm(self, example, rows)
-
-    LoadedWorkload.__init__, LoadedWorkload._warm = watched, warmed  # type: ignore[method-assign]
-    try:
-        yield examples
-    finally:
-        LoadedWorkload.__init__, LoadedWorkload._warm = begin, warm  # type: ignore[method-assign]
 
 
 def _watch_training(workload: Workload, config: TrainConfig, observer: Observer) -> Observed:
@@ -303,10 +300,9 @@ def _watch_training(workload: Workload, config: TrainConfig, observer: Observer)
             return step >= MOST_STEPS
         return step >= NUM_STEPS
 
-    watched = adopt(_Watched(workload, observer), workload.name)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            watched,
+            adopt(_Watched(workload, observer), workload.name),
             dataclasses.replace(config, epochs=MOST_STEPS),
             Path(folder),
             pick_device(config.device),

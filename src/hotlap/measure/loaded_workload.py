@@ -7,12 +7,14 @@ waits until the outputs are asked for, so one batch is copied while the next one
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +36,31 @@ RECORD_FROM = 8
 """Batches of a shape that was not expected before it is recorded, which takes as long as some of them do."""
 
 
+class Watcher(Protocol):
+    """Whoever wants to see what is really served, from before a model is built."""
+
+    def loading(self, workload: Workload) -> Workload:
+        """A model of ``workload`` is about to be built; what is to be loaded in its place."""
+        ...
+
+    def warming(self, example: Rows) -> None:
+        """The model stands, and its full batches begin, of rows such as ``example`` has."""
+        ...
+
+
+_WATCHER: ContextVar[Watcher | None] = ContextVar("who watches what is loaded", default=None)
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Tells ``watcher`` of each workload that is loaded inside the block, by whichever servable."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
 class LoadedWorkload:
     """A workload's model on a device."""
 
@@ -42,6 +69,8 @@ class LoadedWorkload:
 
     def __init__(self, workload: Workload, arm: ArmSpec, rows: int, *, widen: bool = True) -> None:
         """``widen`` gives outputs of 16 bits as float32, for clients without such types."""
+        watcher = _WATCHER.get()
+        workload = workload if watcher is None else watcher.loading(workload)
         self._workload, self._widen = workload, widen
         self._session = Session(workload, arm, mode="infer", batch=1, seed=0)
         self._session.host_batches, self._session.batches = [], []
@@ -63,7 +92,10 @@ class LoadedWorkload:
             TensorSpec(name=name, dtype=_dtype(tensors[i]), shape=tuple(tensors[i].shape[1:]))
             for i, name in zip(self._places, names, strict=True)
         )
-        rows, out = self._warm(tuple(tensors[i].cpu() for i in self._places), rows)
+        taken = tuple(tensors[i].cpu() for i in self._places)
+        if watcher is not None:
+            watcher.warming(taken)
+        rows, out = self._warm(taken, rows)
         outputs = (TensorSpec(name="output", dtype=_dtype(out), shape=tuple(out.shape[1:])),)
         self.signature = Signature(inputs=inputs, outputs=outputs, rows=rows, arm=arm.name)
         self._record_from = RECORD_FROM

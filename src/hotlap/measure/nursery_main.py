@@ -7,6 +7,7 @@ Its parent talks to it through a socket: ``start NUMBER CALLERS`` with the worke
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hotlap.base.process_group import kill_group
 from hotlap.measure.process import ON_CARD
 
 ALWAYS = ("torch", "hotlap.measure.worker")
@@ -98,7 +100,7 @@ class _Server:
         """Of the worker that runs; pid 0 for none."""
         self.bell, bell_end = os.pipe()
         os.set_blocking(bell_end, False)
-        self._handler: Handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for workers and the parent
+        self._handler: Handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(bell_end)
         self._bell_end = bell_end
@@ -125,6 +127,7 @@ class _Server:
         if self.pid:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
+                kill_group(pid)
                 self.pid = 0
                 self.control.send(f"code {self.number} {os.waitstatus_to_exitcode(status)}".encode())
 
@@ -142,13 +145,14 @@ class _Server:
 
     def _kill(self) -> None:
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def _start(self, number: int, streams: Sequence[int], *, callers: str) -> None:
         assert not self.pid, "one worker at a time"
         self.number, self.pid = number, os.fork()
         if self.pid == 0:
             self._become_worker(streams, callers)
+        _lead_group(self.pid)
         for stream in streams:
             os.close(stream)
 
@@ -156,6 +160,7 @@ class _Server:
         """Never returns: from here on this process is what ``worker.py`` is in a fresh one."""
         from hotlap.measure import worker
 
+        _lead_group(0)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else could end it once the nursery is dead
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -171,6 +176,12 @@ class _Server:
             worker.main()
         finally:
             os._exit(1)  # it ends by itself; an interruption must not go back to serving
+
+
+def _lead_group(pid: int) -> None:
+    """Gives a worker, 0 being the caller, a group of its own, which ends with it; the first of both to ask does it."""
+    with contextlib.suppress(OSError):  # it is gone already
+        os.setpgid(pid, 0)
 
 
 if __name__ == "__main__":

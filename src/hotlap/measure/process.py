@@ -18,6 +18,7 @@ from typing import IO, Any, Protocol
 import hotlap
 from hotlap.base import bytecode, errors
 from hotlap.base.errors import HotlapError, OutOfMemory, UsageError, WorkerDied
+from hotlap.base.process_group import Leader
 
 WORKER = "hotlap.measure.worker"
 MARK = "HOTLAP_IS_MEASURING"
@@ -37,7 +38,7 @@ class NurseryGone(Exception):
 
 
 class Worker(Protocol):
-    """A process with a conversation: a Popen, or what a nursery forks."""
+    """A process with a conversation: a Popen, or what a nursery forks. What it started itself ends with it."""
 
     stdin: IO[str] | None
     stdout: IO[str] | None
@@ -103,13 +104,14 @@ def run_job(
 
 
 def _start_fresh(stderr: IO[str]) -> Worker:
-    return subprocess.Popen(
+    return Leader(
         [sys.executable, "-m", WORKER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         env=worker_environment(),
+        process_group=0,  # Ctrl-C in a terminal reaches the caller, who ends it
     )
 
 

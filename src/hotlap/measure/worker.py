@@ -14,6 +14,7 @@ from typing import Any
 
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
+from hotlap.base.process_group import kill_group
 from hotlap.base.raised import first_line, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.gate import IN_FLOAT64
@@ -49,6 +50,8 @@ def _end_with_parent() -> None:
     # closes sys.stdin first of all.
     while os.read(0, 4096):
         pass
+    if os.getpgrp() == os.getpid():
+        kill_group(os.getpid())  # with what it started
     os._exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -34,6 +35,20 @@ def encode(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no place in a record: {value!r}")
 
 
+_one_line = json.JSONEncoder(allow_nan=False).encode
+
+
+def to_json(value: Any, margin: str = "\n") -> str:
+    """Plain JSON types as text, a line for each value, but one for all of a list of numbers: raw samples are many."""
+    inner = margin + " "
+    if isinstance(value, dict) and value:
+        lines = [f"{inner}{_one_line(key)}: {to_json(item, inner)}" for key, item in value.items()]
+        return "{" + ",".join(lines) + margin + "}"
+    if isinstance(value, list) and not set(map(type, value)) <= {float, int, bool, type(None)}:
+        return "[" + ",".join(inner + to_json(item, inner) for item in value) + margin + "]"
+    return _one_line(value)
+
+
 def decode(kind: Any, data: Any) -> Any:
     """JSON ``data`` as a value of type ``kind``; a missing or mistyped field raises ``ValueError`` naming it."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -48,7 +63,9 @@ def decode(kind: Any, data: Any) -> Any:
     if origin in (list, tuple):
         if not isinstance(data, list):
             raise ValueError(f"a list was expected, got {type(data).__name__}")
-        items = [decode(args[0], item) for item in data]
+        # Raw samples, as above.
+        plain = args[0] is float and set(map(type, data)) == {float}
+        items = list(data) if plain else [decode(args[0], item) for item in data]
         return tuple(items) if origin is tuple else items
     if origin is dict:
         if not isinstance(data, dict):

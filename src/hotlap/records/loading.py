@@ -5,22 +5,36 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
-from hotlap.records.run import begin, folder_name, now, run_folder, save
+from hotlap.records.run import begin, now, run_folder, save
 
-FolderFor = Callable[[str], Path]
-"""The folder of a run by its name."""
 LOADING = "The target was being loaded; nothing was measured yet."
 
 
+@dataclass(kw_only=True)
+class Claim:
+    """The right of one run to a folder."""
+
+    name: str
+    """Of the run."""
+    folder: Path
+    is_taken: bool = False
+    """The run looks after its folder, and the record in it, itself."""
+
+    def take(self) -> Path:
+        self.is_taken = True
+        return self.folder
+
+
 @contextlib.contextmanager
-def loading(kind: str, name: str, config: Any, sources: dict[str, str]) -> Iterator[FolderFor]:
-    """Holds a record that says so until what it gives is asked for the run's folder, by the run's final name.
+def loading(kind: str, name: str, config: Any, sources: dict[str, str]) -> Iterator[Claim]:
+    """Holds a record that says so until the claim is taken.
 
     A run that is interrupted before leaves this record. A target that cannot be loaded leaves nothing: no run has
     begun. From then on the record is the run's own.
@@ -29,31 +43,18 @@ def loading(kind: str, name: str, config: Any, sources: dict[str, str]) -> Itera
     new = not runs.exists()
     record = begin(kind, name, config, sources, capture(import_torch=False))
     record = dataclasses.replace(record, notes=[LOADING])
-    first = run_folder(runs, name)
-    folder: Path | None = first
-
-    def folder_for(final: str) -> Path:
-        nonlocal folder
-        assert folder is not None, "the run has its folder already"
-        before, folder = folder, None
-        if folder_name(final) == folder_name(name):
-            return before
-        other = run_folder(runs, final)
-        save(dataclasses.replace(record, name=final), other)
-        _remove(before, with_runs=False)
-        return other
-
+    claim = Claim(name=name, folder=run_folder(runs, name))
     try:
-        save(record, first)
-        yield folder_for
+        save(record, claim.folder)
+        yield claim
     except KeyboardInterrupt:
-        if folder is not None:
+        if not claim.is_taken:
             verdict = Verdict(outcome="interrupted", headline=LOADING, exit_code=1)
-            save(dataclasses.replace(record, status="interrupted", finished_at=now(), verdict=verdict), folder)
+            save(dataclasses.replace(record, status="interrupted", finished_at=now(), verdict=verdict), claim.folder)
         raise
     except BaseException:
-        if folder is not None:
-            _remove(folder, with_runs=new)
+        if not claim.is_taken:
+            _remove(claim.folder, with_runs=new)
         raise
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base.errors import ConfigError, RecordError, StorageError
-from hotlap.records.codec import decode, encode
+from hotlap.records.codec import decode, encode, to_json
 from hotlap.records.environment import Environment
 from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement, Telemetry, Verdict
 
@@ -130,7 +130,7 @@ def save(record: RunRecord, folder: Path) -> RunRecord:
     """Writes ``record.json`` into ``folder``; the record that knows its path."""
     data = encode(record)
     del data["path"]
-    write_atomic(folder / RECORD_NAME, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_atomic(folder / RECORD_NAME, to_json(data) + "\n")
     return dataclasses.replace(record, path=str(folder / RECORD_NAME))
 
 

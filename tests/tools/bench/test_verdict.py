@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -170,10 +171,11 @@ def test_an_arm_that_failed_is_told_and_the_exit_code_says_how(memory, code):
     assert [a.error for a in arms] == ["", failure.what]
 
 
-def test_one_arm_alone_is_timed_and_none_is_an_error():
-    measured = samples("cpu", 10.0)
-    verdict = give_verdict(rows(measured, "cpu"), {}, [], [])
-    assert (verdict.outcome, verdict.exit_code) == ("timed", 0) and verdict.headline.startswith("cpu: 10 ms a step")
+@pytest.mark.parametrize(("ms", "words"), [(10.0, r"10\.0+ ms"), (0.0219, r"21\.90* µs"), (2500.0, r"2\.50+ s")])
+def test_one_arm_alone_is_timed_and_none_is_an_error(ms, words):
+    verdict = give_verdict(rows(samples("cpu", ms), "cpu"), {}, [], [])
+    assert (verdict.outcome, verdict.exit_code) == ("timed", 0)
+    assert re.fullmatch(rf"cpu: a step takes {words} \[[\d.]+, [\d.]+\]", verdict.headline)
     assert give_verdict(rows([], "cpu"), {}, [], []).exit_code == 4
 
 

@@ -25,10 +25,10 @@ from hotlap.measure.process import Listen, run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
-from hotlap.records.loading import FolderFor, loading
+from hotlap.records.loading import Claim, loading
 from hotlap.records.measurement import Gate, Measurement, Telemetry
 from hotlap.records.run import RunRecord, begin, now, save
-from hotlap.targets import told_of_loss
+from hotlap.targets import short_name, told_of_loss
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
 from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
 from hotlap.tools.bench.pace import bearable_batch
@@ -45,10 +45,10 @@ def bench(config: BenchConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     """Times one target; the record alone is enough to repeat the run."""
     emit(events.start("bench", None, f"loading {config.target}"))
     try:
-        with loading("bench", config.name or config.target.rpartition(":")[2], config, sources or {}) as folder_for:
+        with loading("bench", config.name or short_name(config.target), config, sources or {}) as claim:
             about = describe(config)
             config, told = with_stored_arm(config, about, emit)
-            run = _Run(config, emit, about, make_plan(config, about), sources or {}, folder_for)
+            run = _Run(config, emit, about, make_plan(config, about), sources or {}, claim)
         run.notes += told
         return _measure(run)
     finally:
@@ -112,7 +112,7 @@ class _Run:
         about: Description,
         plan: Plan,
         sources: dict[str, str],
-        folder_for: FolderFor,
+        claim: Claim,
     ) -> None:
         self.config, self.emit, self.about = config, emit, about
         self.arms, self.context = list(plan.arms), list(plan.context)
@@ -132,8 +132,8 @@ class _Run:
         self.done, self.units = 0, 0
         resolved = dataclasses.replace(config, batch=self.batch)
         environment = capture()
-        self.folder: Path = folder_for(config.name or about.name)
-        self.record = begin("bench", config.name or about.name, resolved, sources, environment)
+        self.folder: Path = claim.take()
+        self.record = begin("bench", claim.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
         self.notes = [*([QUICK_GIVES_UP] if config.quick else []), *told_of_loss(config.input, config.mode)]
         if about.other_weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_OUT_OF_MEMORY
+from hotlap.base.format import format_ms_interval
 from hotlap.measure.compared import describe_comparison, describe_red_gate
 from hotlap.measure.jobs import ArmFailure
 from hotlap.records.measurement import Arm, Comparison, Gate, Verdict
@@ -37,7 +38,7 @@ def give_verdict(
             return Verdict(
                 outcome="nothing timed", headline="nothing was timed", exit_code=EXIT_ENVIRONMENT, lines=lines
             )
-        headline = f"{only.name}: {wall.median:.4g} ms a step [{wall.low:.4g}, {wall.high:.4g}]"
+        headline = f"{only.name}: a step takes {format_ms_interval(wall.median, wall.low, wall.high)}"
         return Verdict(outcome="timed", headline=headline, exit_code=EXIT_OK, lines=[headline])
     best = max(heads, key=lambda c: (c.verdict == "faster", c.ratio))
     if all(c.verdict == "inconclusive" for c in heads):

@@ -8,17 +8,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hotlap
+from hotlap.base.process_group import kill_group
 from hotlap.records.codec import decode
 from hotlap.tools.doctor.finding import Finding, Fix, failed
 from hotlap.tools.doctor.remedies import alone_command, remedy
 
 MODULE = "hotlap.tools.doctor.probe"
+GONE_S = 5.0
+"""A killed process that is there after so long waits in the kernel, for a card that is gone or a dead disk."""
 _STATUSES = ("PASS", "WARN", "FAIL", "SKIP")
 
 
@@ -31,6 +35,8 @@ class Ended:
     stdout: str
     stderr: str
     timed_out: bool = False
+    stuck: bool = False
+    """It could not even be killed."""
 
 
 @dataclass
@@ -65,16 +71,21 @@ class Runner:
             start_new_session=True,
         )
         self.live.add(process.pid)
+        end = threading.Thread(target=_end_group_of, args=(process,), daemon=True)
+        end.start()
         try:
             out, err = process.communicate(timeout=timeout_s)
             return Ended(process.returncode, out, err)
         except subprocess.TimeoutExpired:
             kill_group(process.pid)
-            out, err = process.communicate()
-            return Ended(process.returncode, out, err, timed_out=True)
+            end.join(GONE_S)
+            return Ended(-signal.SIGKILL, "", "", timed_out=True, stuck=end.is_alive())
         finally:
-            # Children that the probe left behind (compile workers) go with it.
             kill_group(process.pid)
+            end.join(GONE_S)
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
             self.live.discard(process.pid)
 
     def run(self, name: str, timeout_s: float) -> Finding:
@@ -92,9 +103,21 @@ class Runner:
             return None, f"the reading process ended with status {ended.code}: {_last_line(ended.stderr)}"
 
 
+def _end_group_of(probe: subprocess.Popen[str]) -> None:
+    """Ends what a probe leaves behind (compile workers) as soon as it is gone: they hold its stderr open."""
+    probe.wait()
+    kill_group(probe.pid)
+
+
 def judge_end(name: str, ended: Ended, timeout_s: float) -> Finding:
     """The finding a probe's end amounts to."""
     retry = Fix(say="Run the probe alone to see where it stops", commands=(alone_command(name),))
+    if ended.stuck:
+        reboot = Fix(
+            say="It waits in the kernel, mostly for a card or a disk; the log says which. Only a reboot ends it",
+            commands=("sudo dmesg | tail -n 50",),
+        )
+        return failed(f"no answer within {timeout_s:g} s, and it cannot be killed", reboot)
     if ended.timed_out:
         longer = Fix(
             say=f"If the machine is only slow, give it more time: hotlap doctor --timeout-s {3 * timeout_s:g}. "
@@ -140,12 +163,6 @@ def _said(ended: Ended) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-def kill_group(group: int) -> None:
-    """Kills a process group that we started; one that is gone already is fine."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def _child_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,9 +20,10 @@ from hotlap.measure.process import run_job
 from hotlap.measure.timed import Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
-from hotlap.records.loading import FolderFor, loading
+from hotlap.records.loading import Claim, loading
 from hotlap.records.measurement import Gate, Measurement, Telemetry
 from hotlap.records.run import RunRecord, begin, now, save, write_atomic
+from hotlap.targets import short_name
 from hotlap.tools.export.config import QUICK_GIVES_UP, ExportConfig
 from hotlap.tools.export.folder import MANIFEST, check_free, keep_only, publish, staged
 from hotlap.tools.export.manifest import make_manifest, make_page
@@ -39,10 +40,10 @@ def export(config: ExportConfig, emit: Emit = ignore, *, sources: dict[str, str]
     check_free(config.folder)
     emit(events.start(TASK, None, f"loading {config.target}"))
     try:
-        name = config.name or f"{config.target.rpartition(':')[2]}-export"
-        with loading(TASK, name, config, sources or {}) as folder_for:
+        name = config.name or f"{short_name(config.target)}-export"
+        with loading(TASK, name, config, sources or {}) as claim:
             about = describe(config)
-            run = _Run(config, emit, about, make_plan(config, about, emit), sources or {}, folder_for)
+            run = _Run(config, emit, about, make_plan(config, about, emit), sources or {}, claim)
         return run.go()
     finally:
         emit(events.finish(TASK))
@@ -85,7 +86,7 @@ class _Run:
         about: Description,
         plan: Plan,
         sources: dict[str, str],
-        folder_for: FolderFor,
+        claim: Claim,
     ) -> None:
         self.config, self.emit, self.about, self.plan = config, emit, about, plan
         self.rows: list[FormRow] = list(plan.rows)
@@ -97,10 +98,9 @@ class _Run:
         self.units = 2 * len(plan.rows) + (config.processes if config.time else 0)
         self.named = sources.get("formats", "default") != "default"
         self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick else [])]
-        name = config.name or f"{about.name}-export"
         resolved = dataclasses.replace(config, arm=plan.asked.name, batch=plan.batch)
-        self.folder: Path = folder_for(name)
-        self.record = begin(TASK, name, resolved, sources, capture())
+        self.folder: Path = claim.take()
+        self.record = begin(TASK, claim.name, resolved, sources, capture())
 
     def go(self) -> RunRecord:
         """The finished record, on disk whatever happens."""

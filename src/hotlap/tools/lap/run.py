@@ -35,7 +35,7 @@ from hotlap.records.lap import (
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import STAGES as STAGES_FOLDER
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
-from hotlap.targets import told_of_loss
+from hotlap.targets import short_name, told_of_loss
 from hotlap.tools.lap.config import QUICK_GIVES_UP, LapConfig, find_lap
 from hotlap.tools.lap.paste import paste_of, use_commands
 from hotlap.tools.lap.stages import STAGES, Round, Skip, Stage, StageFailed
@@ -100,7 +100,7 @@ class _Run:
     def _begin(self, sources: dict[str, str]) -> dict[str, LapStage]:
         """A new record, or that of the lap that goes on, with the stages it has."""
         config, here = self.config, capture(import_torch=False)
-        name = config.name or f"{config.target.rpartition(':')[2]}-lap"
+        name = config.name or f"{short_name(config.target)}-lap"
         if not config.resume:
             self.folder = run_folder(config.runs, name)
             self.record = begin("lap", name, config, sources, here)

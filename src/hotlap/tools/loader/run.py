@@ -34,9 +34,10 @@ from hotlap.measure.process import run_job
 from hotlap.measure.timed import NOT_STEADY, Protocol
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
-from hotlap.records.loading import FolderFor, loading
+from hotlap.records.loading import Claim, loading
 from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, save
+from hotlap.targets import short_name
 from hotlap.tools.loader.config import LoaderConfig
 
 JOBS = (*COMPILERS[:1], "hotlap.engine.loader_job")
@@ -51,12 +52,12 @@ def loader(config: LoaderConfig, emit: Emit = ignore, *, sources: dict[str, str]
     """The loader settings for one target on this machine, with everything that was measured to find them."""
     emit(events.start("loader", None, f"loading {config.target}"))
     with Nursery(JOBS) as nursery:
-        name = config.name or f"{config.target.rpartition(':')[2]}-loader"
-        with loading("loader", name, config, sources or {}) as folder_for:
+        name = config.name or f"{short_name(config.target)}-loader"
+        with loading("loader", name, config, sources or {}) as claim:
             environment = capture()  # imports torch here while the nursery does it there
             answer = run_job(_job(config, "describe"), timeout_s=config.timeout_s, nursery=nursery)
             about: Description = decode(Description, answer)
-            run = _Run(config, emit, about, sources or {}, environment, nursery, folder_for)
+            run = _Run(config, emit, about, sources or {}, environment, nursery, claim)
         return _search(run)
 
 
@@ -90,7 +91,7 @@ class _Run:
         sources: dict[str, str],
         environment: Environment,
         nursery: Nursery,
-        folder_for: FolderFor,
+        claim: Claim,
     ) -> None:
         self.config, self.emit, self.nursery = config, emit, nursery
         self.spec: ArmSpec = parse_arm(config.arm or ("cuda" if about.num_cuda else "cpu"))
@@ -106,9 +107,8 @@ class _Run:
         self.choice: Choice | None = None
         self.notes: list[str] = []
         resolved = dataclasses.replace(config, batch=self.batch, arm=self.spec.name)
-        name = config.name or f"{about.name}-loader"
-        self.folder: Path = folder_for(name)
-        self.record = begin("loader", name, resolved, sources, environment)
+        self.folder: Path = claim.take()
+        self.record = begin("loader", claim.name, resolved, sources, environment)
 
     def measure(self) -> None:
         self._save()
@@ -118,7 +118,7 @@ class _Run:
         # One setting without workers comes before the step: whatever is wrong with the data shows at once.
         first = self._try(tries[0])
         if not self.step_ms:
-            self.step_ms = self._step_ms()
+            self.step_ms = self._step_ms(total)
         consumption = consumption_of(self.batch, self.step_ms)
 
         def measure(settings: LoaderSettings) -> Speed:
@@ -161,12 +161,17 @@ class _Run:
         )
         return speed
 
-    def _step_ms(self) -> float:
+    def _step_ms(self, total: int) -> float:
         """The median training step on inputs that lie on the device: the model's pace if it never waited."""
+
+        def listen(text: str, done: float, out_of: float) -> None:
+            self.emit(events.advance("loader", done / out_of, total, f"step time: {text}"))
+
         protocol = encode(dataclasses.replace(BRIEF, began_at=time.time()))
         name = self.spec.name
         job = _job(self.config, "timing", arms=[name], batch=self.batch, mode="train", protocol=protocol)
-        found: Timings = decode(Timings, run_job(job, timeout_s=self.config.timeout_s, nursery=self.nursery))
+        answer = run_job(job, timeout_s=self.config.timeout_s, listen=listen, nursery=self.nursery)
+        found: Timings = decode(Timings, answer)
         walls = [m for m in found.measurements if m.quantity == "wall"]
         values, flags = [v for m in walls for v in m.values], sorted({flag for m in walls for flag in m.flags})
         if not values:

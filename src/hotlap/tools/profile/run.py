@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from hotlap.measure.profiled import Profiled
 from hotlap.records.ceilings import Ceilings, read_ceilings
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
-from hotlap.records.loading import FolderFor, loading
+from hotlap.records.loading import Claim, loading
 from hotlap.records.measurement import Measurement, Verdict
 from hotlap.records.run import RunRecord, begin, now, save
-from hotlap.targets import told_of_loss
+from hotlap.targets import short_name, told_of_loss
 from hotlap.tools.profile.advice import Case, advise
 from hotlap.tools.profile.analyse import Worked, analysis_of
 from hotlap.tools.profile.categories import RECURRENT
@@ -48,9 +49,9 @@ def profile(config: ProfileConfig, emit: Emit = ignore, *, sources: dict[str, st
         return diff(config, emit, sources=sources)
     emit(events.start("profile", None, f"loading {config.target or 'the trace'}"))
     try:
-        name = "trace" if config.trace else f"{config.target.rpartition(':')[2]}-profile"
-        with loading("profile", config.name or name, config, sources or {}) as folder_for:
-            run = (_Traces if config.trace else _Target)(config, emit, sources or {}, folder_for)
+        named = _stem(trace_files(config.trace)) if config.trace else f"{short_name(config.target)}-profile"
+        with loading("profile", config.name or named, config, sources or {}) as claim:
+            run = (_Traces if config.trace else _Target)(config, emit, sources or {}, claim)
         return run.go()
     finally:
         emit(events.finish("profile"))
@@ -59,14 +60,12 @@ def profile(config: ProfileConfig, emit: Emit = ignore, *, sources: dict[str, st
 class _Run:
     """One profile under way."""
 
-    def __init__(
-        self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor, name: str
-    ) -> None:
+    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], claim: Claim) -> None:
         self.config, self.emit = config, emit
         self.notes: list[str] = []
         self.samples: list[Measurement] = []
-        self.folder: Path = folder_for(config.name or name)
-        self.record = begin("profile", config.name or name, config, sources, capture())
+        self.folder: Path = claim.take()
+        self.record = begin("profile", claim.name, config, sources, capture())
         self.record = save(self.record, self.folder)
 
     def go(self) -> RunRecord:
@@ -132,13 +131,17 @@ def _plain(
     }
 
 
+def _stem(files: Sequence[Path]) -> str:
+    """What traces are called, without what all of them end in."""
+    return re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", files[0].name) or "trace"
+
+
 class _Traces(_Run):
     """Traces that are there already, one a rank."""
 
-    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor) -> None:
+    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], claim: Claim) -> None:
         self.files = trace_files(config.trace)
-        stem = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", self.files[0].name)
-        super().__init__(config, emit, sources, folder_for, stem or "trace")
+        super().__init__(config, emit, sources, claim)
 
     def find(self) -> tuple[dict[str, Any], Verdict]:
         config, analyses, numbers, roofs = self.config, [], [], []
@@ -176,7 +179,7 @@ class _Traces(_Run):
 class _Target(_Run):
     """A target, traced now."""
 
-    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], folder_for: FolderFor) -> None:
+    def __init__(self, config: ProfileConfig, emit: Emit, sources: dict[str, str], claim: Claim) -> None:
         self.common = {
             "target": config.target,
             "options": config.workload,
@@ -192,7 +195,7 @@ class _Target(_Run):
             require_cuda(self.spec.index)
         self.batch = config.batch or about.default_batch
         resolved = dataclasses.replace(config, arm=self.spec.name, batch=self.batch)
-        super().__init__(resolved, emit, sources, folder_for, f"{about.name}-profile")
+        super().__init__(resolved, emit, sources, claim)
         self.stem = re.sub(r"[^A-Za-z0-9._+=-]+", "-", f"{about.name}.{self.spec.name}")
 
     def find(self) -> tuple[dict[str, Any], Verdict]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from hotlap.base.channel import keep_from_forks
 from hotlap.base.errors import WorkerDied
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD, settle
 from hotlap.measure.passing import put, receive, send
@@ -186,6 +187,7 @@ def _sit(pipe: Any, specs: Sequence[ModelSpec], make: MakeServable) -> None:
     """The process: gets ready, says so, then answers until the pipe closes."""
     os.environ.update(ONE_THREAD)
     leave_signals_to_the_door()
+    keep_from_forks(pipe.fileno())
     settle()
     desk: LocalDesk | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

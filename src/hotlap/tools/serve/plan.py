@@ -13,7 +13,7 @@ from hotlap.device.host import read_host
 from hotlap.measure.fingerprint import Question, stored_profile
 from hotlap.measure.servable import ModelSpec, Servable
 from hotlap.records.tuned import ProfileStore
-from hotlap.targets import SERVABLES, check_name
+from hotlap.targets import SERVABLES, check_name, short_name
 from hotlap.tools.serve.config import ServeConfig
 from hotlap.tools.serve.desk import ProcessDesks
 from hotlap.tools.serve.runner import ChildRunner
@@ -73,7 +73,7 @@ def named_models(config: ServeConfig) -> list[ModelSpec]:
 def _name_and_target(text: str) -> tuple[str, str]:
     name, equals, target = text.partition("=")
     target = target if equals else text
-    name = name if equals else target.rpartition(":")[2]
+    name = name if equals else short_name(target)
     if not name or not target or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise UsageError(
             f"model {text!r} has no usable name", expected="TARGET, or NAME=TARGET with letters and digits"

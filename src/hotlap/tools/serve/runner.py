@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
+from hotlap.base.channel import keep_from_forks
 from hotlap.base.errors import EnvironmentUnusable, HotlapError, OutOfMemory, TargetError, WorkerDied
 from hotlap.base.raised import first_line, their_line
 from hotlap.device.memory import is_out_of_memory
@@ -243,6 +244,7 @@ def _child(pipe: Any, device: str, specs: Sequence[ModelSpec], make: MakeServabl
     batch while the one before it is on its way out and the next one on its way in.
     """
     leave_signals_to_the_door()
+    keep_from_forks(pipe.fileno())
     begun: queue.SimpleQueue[_Begun] = queue.SimpleQueue()
     threading.Thread(target=_send_answers, args=(pipe, begun, device), daemon=True).start()
     runner: LocalRunner | None = None

@@ -21,6 +21,7 @@ from hotlap.measure.process import freeze_error, revive_error
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
 from hotlap.records.run import RunRecord, begin, load_record, run_folder, save, write_atomic
+from hotlap.targets import short_name
 
 REQUEST = "restart.json"
 """In the run's folder: what a process wants to be different after the next start, and since which step."""
@@ -116,7 +117,7 @@ class Member:
             )
         record = None
         if self._leads:
-            name = self._config.name or self._config.target.rpartition(":")[2]
+            name = self._config.name or short_name(self._config.target)
             record = save(begin("train", name, self._config, sources, capture(import_torch=False)), folder)
         try:
             outcome = self._run(folder, which, should_stop)
@@ -148,7 +149,7 @@ class Member:
         elif config.resume:
             folder = Path(find_training(config.resume, config.runs, config.target).path).parent
         else:
-            folder = run_folder(config.runs, config.name or config.target.rpartition(":")[2])
+            folder = run_folder(config.runs, config.name or short_name(config.target))
         self._pointer.write(folder, "running", restarts)
         return folder.resolve(), which
 

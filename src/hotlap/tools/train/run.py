@@ -18,6 +18,7 @@ from hotlap.engine.tuned import with_profile
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
+from hotlap.targets import short_name
 from hotlap.tools.train.launch import refuse_fsdp_alone, run_torchrun
 from hotlap.tools.train.member import train_in_team
 
@@ -35,7 +36,7 @@ def train(config: TrainConfig, emit: Emit = ignore, *, sources: dict[str, str] |
         return run_torchrun(config, emit)
     config, sources, told = with_profile(config, sources or {}, emit)
     earlier = find_training(config.resume, config.runs, config.target) if config.resume else None
-    name = config.name or config.target.rpartition(":")[2]
+    name = config.name or short_name(config.target)
     folder = Path(earlier.path).parent if earlier else run_folder(config.runs, name)
     starts = {"earlier": _history(earlier)} if earlier else {}
     record = begin("train", name, config, sources, capture(import_torch=False))

@@ -18,7 +18,7 @@ from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
 from hotlap.measure.process import Starter, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
-from hotlap.records.loading import FolderFor, loading
+from hotlap.records.loading import Claim, loading
 from hotlap.records.measurement import Gate
 from hotlap.records.run import RECORD_NAME, RunRecord, begin, now, save
 from hotlap.records.tuned import (
@@ -30,7 +30,7 @@ from hotlap.records.tuned import (
     stale_reasons,
     write_profile,
 )
-from hotlap.targets import told_of_loss
+from hotlap.targets import short_name, told_of_loss
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig, changed_settings, cut_short, find_search
 from hotlap.tools.tune.contest import CLOSE
@@ -67,14 +67,14 @@ def _imported_first(config: TuneConfig) -> tuple[str, ...]:
 
 
 def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, str]) -> RunRecord:
-    name = config.name or f"{config.target.rpartition(':')[2]}-tune"
+    name = config.name or f"{short_name(config.target)}-tune"
     # A search that goes on has its record.
-    with nullcontext() if config.resume else loading("tune", name, config, sources) as folder_for:
+    with nullcontext() if config.resume else loading("tune", name, config, sources) as claim:
         environment = capture()  # imports torch here while the nursery does it there
         about = describe(config, nursery)
         space = space_of(config, about)
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
-            return _search(_Run(config, emit, about, space, sources, environment, nursery, folder_for))
+            return _search(_Run(config, emit, about, space, sources, environment, nursery, claim))
 
 
 def cuts(config: TuneConfig, space: Space) -> list[str]:
@@ -165,7 +165,7 @@ class _Run:
         sources: dict[str, str],
         environment: Environment,
         nursery: Nursery,
-        folder_for: FolderFor | None,
+        claim: Claim | None,
     ) -> None:
         self.config, self.emit, self.about, self.space = config, emit, about, space
         self.environment, self.nursery = environment, nursery
@@ -185,20 +185,17 @@ class _Run:
         self.notes = told_of_loss(config.input, config.mode)
         for text in cuts(config, space):
             self._warn(text)
-        rows, gates, full = self._begin(sources, folder_for)
+        rows, gates, full = self._begin(sources, claim)
         self.lab = ProcessLab(
             config, self.budget, rows=rows, gates=gates, saved=self._saved, say=self._say, nursery=nursery
         )
         self.lab.full_gates += full
 
-    def _begin(
-        self, sources: dict[str, str], folder_for: FolderFor | None
-    ) -> tuple[list[Row], list[GateRow], list[Gate]]:
+    def _begin(self, sources: dict[str, str], claim: Claim | None) -> tuple[list[Row], list[GateRow], list[Gate]]:
         """A new record, or that of the search that goes on with its rows."""
-        name = self.config.name or f"{self.about.name}-tune"
-        if folder_for is not None:
-            self.folder: Path = folder_for(name)
-            self.record = begin("tune", name, self.config, sources, self.environment)
+        if claim is not None:
+            self.folder: Path = claim.take()
+            self.record = begin("tune", claim.name, self.config, sources, self.environment)
             return [], [], []
         before = find_search(self.config.resume, self.config.runs)
         found = before.extra.get("tune") or {}

@@ -19,6 +19,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Check, Verdict
 from hotlap.records.run import RunRecord, begin, now, run_folder, save
 from hotlap.records.tuned import ProfileStore, TunedProfile, command_for
+from hotlap.targets import short_name
 from hotlap.tools.tune.config import TuneConfig
 
 WATCH = "watch"
@@ -32,7 +33,7 @@ def verify(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     emit(events.advance("tune", 0, None, "running the consumer"))
     seen = run_job(_job(config, profile, emit), timeout_s=max(600.0, config.timeout_s))
     checks = compare(profile, seen)
-    name = config.name or f"{config.target.rpartition(':')[2]}-verify"
+    name = config.name or f"{short_name(config.target)}-verify"
     folder = run_folder(config.runs, name)
     record = begin("verify", name, config, sources or {}, capture())
     wrong = [check for check in checks if check.status == "FAIL"]
