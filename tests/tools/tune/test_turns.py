@@ -92,8 +92,8 @@ def test_only_kept_memory_on_a_cpu_is_shared():
 
 def one(arm, rate, rounds):
     return Estimate(
-        config=Config(arm, 8), rate=rate, spread=0.0, p50_ms=1.0, p95_ms=1.0, num_steps=9, peak_bytes=None,
-        num_processes=rounds + 1, num_rounds=rounds,
+        config=Config(arm, 8), rate=rate, spread=0.0, peak_bytes=None, num_processes=rounds + 1, rows=[],
+        num_rounds=rounds,
     )  # fmt: skip
 
 

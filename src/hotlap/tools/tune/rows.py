@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,14 +110,25 @@ class Estimate:
     """Samples a second: the median over processes, or over those in which it took turns, at the machine's one pace."""
     spread: float
     """Half the range between its processes, or within the only one, as a fraction of the rate."""
-    p50_ms: float
-    p95_ms: float
-    """Of all single steps, as far as so many support it; the search may use it before a page may print it."""
-    num_steps: int
     peak_bytes: int | None
     num_processes: int
+    rows: Sequence[Row] = field(repr=False)
     num_rounds: int = 0
     """Processes in which it took turns with others."""
+
+    @functools.cached_property
+    def _steps(self) -> list[float]:
+        """All single steps in order: hundreds of thousands, which only percentiles need."""
+        return sorted(ms for row in self.rows for ms in (row.interval_ms or row.wall_ms))
+
+    @property
+    def p50_ms(self) -> float:
+        return statistics.median(self._steps)
+
+    @property
+    def p95_ms(self) -> float:
+        """Of all single steps, as far as so many support it; the search may use it before a page may print it."""
+        return self._steps[math.ceil(0.95 * len(self._steps)) - 1]
 
     def may_beat(self, best: Estimate, margin: float) -> bool:
         """Whether it may yet be the best, given the noise of both."""
@@ -124,7 +136,7 @@ class Estimate:
 
     @property
     def supports_p95(self) -> bool:
-        return self.num_steps >= MIN_SAMPLES_FOR["p95"]
+        return len(self._steps) >= MIN_SAMPLES_FOR["p95"]
 
 
 def estimate(rows: Sequence[Row], fair: Sequence[float] = ()) -> Estimate | None:
@@ -137,17 +149,14 @@ def estimate(rows: Sequence[Row], fair: Sequence[float] = ()) -> Estimate | None
     within = [1e3 * good[0].batch / ms for ms in good[0].wall_ms]
     spread = (max(rates) - min(rates)) / 2 if len(rates) > 1 or fair else (max(within) - min(within)) / 4
     rate = statistics.median(rates)
-    steps = sorted(ms for row in good for ms in (row.interval_ms or row.wall_ms))
     peaks = [row.peak_bytes for row in good if row.peak_bytes is not None]
     return Estimate(
         config=good[0].config,
         rate=rate,
         spread=spread / rate if rate else 0.0,
-        p50_ms=statistics.median(steps),
-        p95_ms=steps[min(len(steps) - 1, math.ceil(0.95 * len(steps)) - 1)],
-        num_steps=len(steps),
         peak_bytes=max(peaks) if peaks else None,
         num_processes=len(good),
+        rows=good,
         num_rounds=len(fair),
     )
 
