@@ -151,9 +151,19 @@ class _Run:
             self.config, "deploy", arm=row.arm, batch=self.plan.batch, dynamic=dynamic, folder=str(part.resolve())
         )
         made: Made = decode(Made, run_job(job, timeout_s=self.config.timeout_s))
-        return dataclasses.replace(
-            row, status="made", files=made.files, inputs=made.inputs, outputs=made.outputs, make_s=made.seconds
+        row = dataclasses.replace(
+            row,
+            status="made",
+            files=made.files,
+            inputs=made.inputs,
+            outputs=made.outputs,
+            kept=made.kept,
+            make_s=made.seconds,
         )
+        if row.warning:
+            self.notes.append(row.warning)
+            self.emit(events.warn(row.warning))
+        return row
 
     def _reload(self, row: FormRow, part: Path) -> FormRow:
         file = part.resolve() / row.files[0].name
