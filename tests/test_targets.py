@@ -387,6 +387,21 @@ def test_the_loss_of_a_plain_module_fits_its_output():
     assert rows.loss(rows.build_model(), rows.make_batch(2, torch.device("cpu"), generator(0)))[1] == 2 * 3 * 4
 
 
+def test_the_loss_of_complex_numbers_is_the_sum_of_their_squares():
+    waves = ModuleWorkload("waves", lambda: Waves(4, 3), [InputSpec((4,))])
+    model = waves.build_model()
+    batch = waves.make_batch(5, torch.device("cpu"), torch.Generator().manual_seed(0))
+    total, count = waves.loss(model, batch)
+    torch.testing.assert_close(total, model(batch[0]).abs().square().sum())
+    assert count == 5 * 3 * 2 and total.requires_grad
+
+
+class Waves(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.complex(out, out + 1).conj()
+
+
 def test_the_loss_of_a_plain_module_is_the_sum_of_its_parts_however_it_is_split():
     workload = ModuleWorkload("c", lambda: nn.Linear(4, 3), [InputSpec((4,))])
     batch = workload.make_batch(6, torch.device("cpu"), generator(0))

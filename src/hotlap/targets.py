@@ -137,7 +137,7 @@ class ModuleWorkload(Workload):
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         *inputs, _ = batch
-        return first_tensor(model(*inputs))
+        return real_numbers(first_tensor(model(*inputs)))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
         import torch
@@ -183,6 +183,13 @@ def first_tensor(out: Any) -> Tensor:
     raise TargetError(
         f"the model returned {type(out).__name__} without a tensor", remedy="Wrap it in a Workload with predict()"
     )
+
+
+def real_numbers(out: Tensor) -> Tensor:  # complex [...] -> [..., 2]
+    """A tensor of complex numbers as pairs of real ones, which can be compared and squared; any other as it is."""
+    import torch
+
+    return torch.view_as_real(out.resolve_conj()) if out.is_complex() else out
 
 
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Line = tuple[str, int]
@@ -31,7 +32,7 @@ def _warned(trace: Callable[[], object]) -> set[Line]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trace()
-    return {(one.filename, one.lineno) for one in told if issubclass(one.category, torch.jit.TracerWarning)}
+    return {(one.filename, one.lineno) for one in told if issubclass(one.category, TracerWarning)}
 
 
 class _Reads(TorchDispatchMode):
