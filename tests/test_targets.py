@@ -270,6 +270,21 @@ def test_a_file_that_imports_as_part_of_its_package_is_to_be_given_as_a_module(h
     assert f"In {str(where)!r}, give it as a module of its package: {name}:net" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["torch.set_default_device('meta')\n\ndef net():\n    return nn.Linear(4, 3)\n",
+     "def net():\n    torch.set_default_device('meta')\n    return nn.Linear(4, 3)\n"],
+    ids=["import", "factory"],
+)  # fmt: skip
+def test_a_target_that_moves_torch_s_default_device_is_refused(tmp_path, text):
+    (tmp_path / "moved.py").write_text(f"import torch\nfrom torch import nn\n\n{text}")
+    try:
+        with pytest.raises(TargetError, match=r"default device is 'meta' once target '.*moved.py:net' is loaded"):
+            load_target(f"{tmp_path / 'moved.py'}:net", inputs=["4"])
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_module_that_does_not_import_says_why(tmp_path, monkeypatch):
     (tmp_path / "bad_module_here.py").write_text("raise OSError('no licence')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

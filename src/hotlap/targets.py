@@ -202,7 +202,22 @@ def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: S
     else:
         factory = _import_factory(target)
         name = target.rpartition(":")[2] if target.rpartition(":")[2] else target
-    return _to_workload(target, name, factory, options, inputs)
+    workload = _to_workload(target, name, factory, options, inputs)
+    _check_default_device(target)
+    return workload
+
+
+def _check_default_device(target: str) -> None:
+    """Refuses a default that turns what is drawn for the CPU, here and inside torch, into something else."""
+    import torch
+
+    device = str(torch.get_default_device())
+    if device != "cpu":
+        raise TargetError(
+            f"torch's default device is {device!r} once target {target!r} is loaded",
+            expected="the CPU: models and batches are made there, and each arm takes them to its own device",
+            remedy='Put torch.set_default_device() under if __name__ == "__main__":',
+        )
 
 
 def check_name(target: str) -> None:
