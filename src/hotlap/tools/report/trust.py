@@ -55,13 +55,16 @@ def _gate(record: RunRecord) -> Fact | None:
 def replication(record: RunRecord) -> tuple[int, int]:
     """Processes of the wall clock, and the fewest timed iterations in one of them; context arms do not count."""
     context = {arm.name for arm in record.arms if arm.role == "context"}
-    found = [m for m in record.measurements if m.quantity == "wall" and m.arm not in context and m.values]
-    if found:
-        return len({m.process for m in found}), min(len(m.values) for m in found)
-    walls = [s for arm in record.arms if arm.name not in context for s in arm.summaries if s.quantity == "wall"]
-    if not walls:
+    found = [m for m in record.measurements if m.arm not in context and m.values]
+    walls = [m for m in found if m.quantity == "wall"]
+    if walls:
+        single = [m for m in found if m.quantity == "interval"]  # a block of iterations is one value of the wall clock
+        return len({m.process for m in walls}), min(len(m.values) for m in single or walls)
+    counted = [s for arm in record.arms if arm.name not in context for s in arm.summaries]
+    kept = [s for s in counted if s.quantity == "interval"] or [s for s in counted if s.quantity == "wall"]
+    if not kept:
         return 0, 0
-    fewest = min(walls, key=lambda s: s.num_processes)
+    fewest = min(kept, key=lambda s: s.num_processes)
     return fewest.num_processes, fewest.num_samples // max(fewest.num_processes, 1)
 
 
