@@ -461,3 +461,17 @@ def test_the_headline_is_not_said_again_beneath_it():
     told = dataclasses.replace(record.verdict, lines=[record.verdict.headline, "and one thing more"])
     (part,) = compose([dataclasses.replace(record, verdict=told)]).parts
     assert part.headline == record.verdict.headline and part.lines == ("and one thing more",)
+
+
+def test_a_cpu_that_others_kept_busy_is_told_and_one_that_this_run_filled_is_not():
+    record = fake_records.cpu_bench()
+    cpus = record.environment.logical_cpus
+
+    def loaded(load):
+        blocks = [dataclasses.replace(block, load_average=load) for block in record.telemetry]
+        return Page(render([dataclasses.replace(record, telemetry=blocks)])).text
+
+    assert f"{2 * cpus} on {cpus} CPUs: other programs took turns with this one; repeat when quiet." in loaded(
+        2.0 * cpus
+    )
+    assert "other programs" not in loaded(float(cpus))
