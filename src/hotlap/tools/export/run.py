@@ -96,7 +96,7 @@ class _Run:
         self.began, self.done, self.delivered = time.time(), 0, False
         self.units = 2 * len(plan.rows) + (config.processes if config.time else 0)
         self.named = sources.get("formats", "default") != "default"
-        self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick else [])]
+        self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick and config.time else [])]
         name = config.name or f"{about.name}-export"
         resolved = dataclasses.replace(config, arm=plan.asked.name, batch=plan.batch)
         self.folder: Path = folder_for(name)
