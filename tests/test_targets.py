@@ -188,7 +188,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
         ("models.py:gives_text", {}, [], TargetError, ["gave an object of type str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
-        ("models.py:Full", {}, ["4"], TargetError, ["--input given", "makes its own batches"]),
+        ("models.py:Full", {}, ["4"], TargetError, ["--input 4 is given", "makes its own batches"]),
     ],
 )
 def test_a_target_that_cannot_be_used_says_why(models, target, options, inputs, kind, words):

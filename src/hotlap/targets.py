@@ -260,7 +260,10 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
     made = factory if built else _call(target, factory, options)
     if is_workload(made):
         if inputs:
-            raise TargetError(f"--input given, but {target!r} is a workload that makes its own batches")
+            raise TargetError(
+                f"--input {','.join(inputs)} is given, but {target!r} is a workload that makes its own batches",
+                remedy="Leave it out",
+            )
         return adopt(made, name)
     if isinstance(made, nn.Module):
         if not inputs:
