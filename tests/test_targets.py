@@ -188,7 +188,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
         ("models.py:gives_text", {}, [], TargetError, ["gave an object of type str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
-        ("models.py:Full", {}, ["4"], TargetError, ["--input given", "makes its own batches"]),
+        ("models.py:Full", {}, ["4"], TargetError, ["--input 4 is given", "makes its own batches"]),
     ],
 )
 def test_a_target_that_cannot_be_used_says_why(models, target, options, inputs, kind, words):
@@ -268,6 +268,21 @@ def test_a_file_that_imports_as_part_of_its_package_is_to_be_given_as_a_module(h
     with pytest.raises(TargetError, match="attempted relative import") as refused:
         load_target("mine/nets/small.py:net", None, ())
     assert f"In {str(where)!r}, give it as a module of its package: {name}:net" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["torch.set_default_device('meta')\n\ndef net():\n    return nn.Linear(4, 3)\n",
+     "def net():\n    torch.set_default_device('meta')\n    return nn.Linear(4, 3)\n"],
+    ids=["import", "factory"],
+)  # fmt: skip
+def test_a_target_that_moves_torch_s_default_device_is_refused(tmp_path, text):
+    (tmp_path / "moved.py").write_text(f"import torch\nfrom torch import nn\n\n{text}")
+    try:
+        with pytest.raises(TargetError, match=r"default device is 'meta' once target '.*moved.py:net' is loaded"):
+            load_target(f"{tmp_path / 'moved.py'}:net", inputs=["4"])
+    finally:
+        torch.set_default_device(None)
 
 
 def test_a_module_that_does_not_import_says_why(tmp_path, monkeypatch):
@@ -385,6 +400,21 @@ def test_the_loss_of_a_plain_module_fits_its_output():
     assert count == 2 * 2 * 3 * 3 and total >= 0
     rows = ModuleWorkload("r", lambda: nn.Flatten(0, 1), [InputSpec((3, 4))])
     assert rows.loss(rows.build_model(), rows.make_batch(2, torch.device("cpu"), generator(0)))[1] == 2 * 3 * 4
+
+
+def test_the_loss_of_complex_numbers_is_the_sum_of_their_squares():
+    waves = ModuleWorkload("waves", lambda: Waves(4, 3), [InputSpec((4,))])
+    model = waves.build_model()
+    batch = waves.make_batch(5, torch.device("cpu"), torch.Generator().manual_seed(0))
+    total, count = waves.loss(model, batch)
+    torch.testing.assert_close(total, model(batch[0]).abs().square().sum())
+    assert count == 5 * 3 * 2 and total.requires_grad
+
+
+class Waves(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.complex(out, out + 1).conj()
 
 
 def test_the_loss_of_a_plain_module_is_the_sum_of_its_parts_however_it_is_split():

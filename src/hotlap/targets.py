@@ -137,7 +137,7 @@ class ModuleWorkload(Workload):
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
         *inputs, _ = batch
-        return first_tensor(model(*inputs))
+        return real_numbers(first_tensor(model(*inputs)))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
         import torch
@@ -190,6 +190,13 @@ def short_name(target: str) -> str:
     return target.rpartition(":")[2] or target
 
 
+def real_numbers(out: Tensor) -> Tensor:  # complex [...] -> [..., 2]
+    """A tensor of complex numbers as pairs of real ones, which can be compared and squared; any other as it is."""
+    import torch
+
+    return torch.view_as_real(out.resolve_conj()) if out.is_complex() else out
+
+
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
     """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
     options = dict(options or {})
@@ -198,7 +205,22 @@ def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: S
         factory: Any = WORKLOADS.get(target)
     else:
         factory = _import_factory(target)
-    return _to_workload(target, short_name(target), factory, options, inputs)
+    workload = _to_workload(target, short_name(target), factory, options, inputs)
+    _check_default_device(target)
+    return workload
+
+
+def _check_default_device(target: str) -> None:
+    """Refuses a default that turns what is drawn for the CPU, here and inside torch, into something else."""
+    import torch
+
+    device = str(torch.get_default_device())
+    if device != "cpu":
+        raise TargetError(
+            f"torch's default device is {device!r} once target {target!r} is loaded",
+            expected="the CPU: models and batches are made there, and each arm takes them to its own device",
+            remedy='Put torch.set_default_device() under if __name__ == "__main__":',
+        )
 
 
 def check_name(target: str) -> None:
@@ -241,7 +263,10 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
     made = factory if built else _call(target, factory, options)
     if is_workload(made):
         if inputs:
-            raise TargetError(f"--input given, but {target!r} is a workload that makes its own batches")
+            raise TargetError(
+                f"--input {','.join(inputs)} is given, but {target!r} is a workload that makes its own batches",
+                remedy="Leave it out",
+            )
         return adopt(made, name)
     if isinstance(made, nn.Module):
         if not inputs:

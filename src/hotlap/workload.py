@@ -169,7 +169,17 @@ def optimizer_of(workload: Workload, model: nn.Module, *, fused: bool) -> torch.
     """The workload's optimizer, fused where that is wanted and can be: a method may lack the keyword."""
     takes = inspect.signature(workload.optimizer).parameters.values()
     knows = any(one.name == "fused" or one.kind is one.VAR_KEYWORD for one in takes)
-    return workload.optimizer(model, fused=True) if fused and knows else workload.optimizer(model)
+    made = workload.optimizer(model, fused=True) if fused and knows else workload.optimizer(model)
+    missing = [name for name in ("zero_grad", "step", "param_groups", "state_dict") if not hasattr(made, name)]
+    if missing:
+        raise TargetError(
+            f"optimizer() of {workload.name!r} gave a {type(made).__name__}, which has no {missing[0]!r}",
+            expected="one torch.optim.Optimizer",
+            remedy="Parts of a model that learn differently are groups of one optimizer, as in "
+            "Adam([{'params': a}, {'params': b, 'lr': 1e-4}]); those that take turns, as a GAN's, need a loop of your "
+            "own (docs/own-loop.md)",
+        )
+    return made
 
 
 def sum_and_count(made: Any) -> tuple[Tensor, Tensor | int]:

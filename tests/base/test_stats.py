@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -251,3 +252,28 @@ def test_many_arms_do_not_make_a_clear_difference_unnameable():
     small = stats.Interval(1.05, 1.04, 1.06)
     assert stats.decide(small, 0.0078, 0.078, min_effect=0.01, unanimous=True)[0] == "inconclusive"
     assert stats.decide(small, 0.0078, 0.0234, min_effect=0.01, unanimous=True)[0] == "faster"
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 6, 50, 51])
+def test_resampled_medians_are_those_of_resamples(num, monkeypatch):
+    draws = 50_000
+    monkeypatch.setattr(stats, "RESAMPLES", draws)
+    data = np.random.default_rng(8).permutation(num).astype(float)
+    (quick,) = stats._pools([data], np.random.default_rng(9))
+    plain = np.median(np.random.default_rng(10).choice(data, size=(draws, num)), axis=1)
+    steps = np.unique(np.concatenate([quick, plain]))
+    apart = [abs(np.mean(quick <= step) - np.mean(plain <= step)) for step in steps]
+    assert max(apart) < 2 * math.sqrt(2 / draws)  # Kolmogorov and Smirnov: exceeded by one right program in a thousand
+
+
+def test_the_many_steps_of_a_small_model_take_little_memory(monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 4000)
+    samples = np.random.default_rng(11).lognormal(size=(3, 200_000)).tolist()
+    tracemalloc.start()
+    try:
+        found = stats.interval(samples)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.low <= found.value <= found.high and found.high - found.low < 0.02
+    assert peak < 64 * 2**20  # the samples themselves are 4.6 MiB; 4000 resamples of one process are 6 GiB

@@ -103,6 +103,36 @@ def test_a_model_that_is_only_called_in_parts_is_refused():
         capture(Parts(), Parts().build_model(), torch.randn(2, 4))
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    x: torch.Tensor
+
+
+@dataclasses.dataclass
+class Found:
+    loss: torch.Tensor | None
+    classes: torch.Tensor
+    inside: list[Rows]
+
+
+class Finder(nn.Linear):
+    def forward(self, rows):
+        out = super().forward(rows.x)
+        return Found(None, out, [Rows(out + 1)])
+
+
+def test_tensors_in_dataclasses_of_the_users_own_are_found():
+    class Finding(Plain):
+        def predict(self, model, batch):
+            return model(Rows(batch)).classes
+
+    x = torch.randn(2, 4)
+    call = capture(Finding(), Finder(4, 4), x)
+    assert call.names == ["rows_x"] and torch.equal(call.tensors[0], x) and call.predicted == 0
+    again = call.returned.fill(call.outputs)
+    assert again.loss is None and isinstance(again, Found) and torch.equal(again.inside[0].x, again.classes + 1)
+
+
 def test_objects_that_no_form_can_hold_are_refused_by_their_type():
     class Odd(nn.Linear):
         def forward(self, x, what):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import ModuleType
 
@@ -24,25 +25,55 @@ class Two(nn.Module):
         return out, (out + self.by) - self.by, out.argmax(1), torch.full_like(out, -torch.inf)
 
 
+@dataclasses.dataclass
+class Answer:
+    loss: torch.Tensor | None
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Named(Two):
+    """The same as Two, in a dataclass."""
+
+    def forward(self, x):
+        return Answer(None, *super().forward(x)[:2])
+
+
+class Waves(Two):
+    """Complex numbers, whose second part alone loses all digits of a short format."""
+
+    def forward(self, x):
+        return torch.complex(*(part.float() for part in super().forward(x)[:2]))
+
+
 @pytest.fixture
 def models(monkeypatch):
     module = ModuleType("two_outputs")
-    module.Two = Two
+    module.Two, module.Named, module.Waves = Two, Named, Waves
     monkeypatch.setitem(sys.modules, "two_outputs", module)
 
 
-def judged(*arms, mode="infer", by=1000.0):
-    job = {"target": "two_outputs:Two", "options": {"by": by}, "inputs": ["4"], "seed": 0, "mode": mode}
+def judged(*arms, mode="infer", by=1000.0, model="Two"):
+    job = {"target": f"two_outputs:{model}", "options": {"by": by}, "inputs": ["4"], "seed": 0, "mode": mode}
     found = gate({**job, "arms": list(arms), "batch": 4, "steps": 1}, lambda *_: None)
     assert not found.failures
     return found.gates
 
 
 @pytest.mark.usefixtures("models")
-def test_an_arm_that_is_wrong_in_its_second_output_alone_is_refused():
-    (found,) = judged("cpu:bf16")
+@pytest.mark.parametrize("model", ["Two", "Named"])
+def test_an_arm_that_is_wrong_in_its_second_output_alone_is_refused(model):
+    (found,) = judged("cpu:bf16", model=model)
     checks = {check.name: check for check in found.checks}
     assert checks["outputs"].passed and not checks["output_1"].passed and not found.passed
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_complex_numbers_are_judged_in_both_of_their_parts(mode):
+    (wrong,) = judged("cpu:bf16", mode=mode, model="Waves")
+    (right,) = judged("cpu", mode=mode, model="Waves", by=0.0)
+    assert not next(check for check in wrong.checks if check.name == "outputs").passed and right.passed
 
 
 @pytest.mark.usefixtures("models")

@@ -38,6 +38,7 @@ def test_inputs_that_may_not_fit_are_asked_about():
 def test_a_single_value_for_a_batch_norm_is_told_with_what_helps():
     error = raised(lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)))
     told = str(child.explain(error, "mine.py:net"))
+    assert str(worker.explain(error, {"target": "mine.py:net", "inputs": ["2"]})) == told
     assert "'mine.py:net' has a BatchNorm" in told and "torch.Size([1, 2])" in told
     assert "a --batch that leaves no single sample" in told
 

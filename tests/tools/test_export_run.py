@@ -40,6 +40,17 @@ class Two(nn.Linear):  # the second output of its trace has the number of the in
         y = super().forward(x)
         scale = float(y.detach().sum()) if self.frozen else y.sum()
         return y, y * scale, y.argmax(1), y.new_full((1,), float("-inf"))
+
+class Clipped(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x):
+        if x.shape[0] > 1000:  # of a size alone
+            return super().forward(x[:1000])
+        if x.abs().max() > 50:
+            x = x.clamp(-50, 50)
+        return super().forward(x)
 """
 BRIEF = {"processes": 1, "repeats": 1, "seconds": 0.0, "warmup_seconds": 0.0}
 
@@ -147,6 +158,16 @@ def test_a_form_that_is_wrong_in_its_second_output_alone_is_not_delivered(folder
     checks = {check.name: check for check in record.gates[0].checks}
     assert checks["outputs, batch 1"].passed and not checks["output_1, batch 1"].passed
     assert record.verdict.exit_code == 1 and not (folder / "out").exists()
+
+
+def test_a_decision_that_a_trace_keeps_is_named_with_its_line(folder):
+    record = export(config(target="tiny.py:Clipped"))
+    where = f"{folder / 'tiny.py'}:{NET.splitlines().index('        if x.abs().max() > 50:') + 1}"
+    said = f"torchscript always goes the way that its first inputs went at {where}, where the model reads a number"
+    assert record.verdict.exit_code == 0, "the gate's inputs are all small"
+    assert [note.startswith(said) for note in record.notes] == [True]
+    assert said in (folder / "out/README.md").read_text()
+    assert said in json.loads((folder / "out/manifest.json").read_text())["forms"]["torchscript"]["remark"]
 
 
 def test_every_output_of_a_right_form_is_judged_but_what_is_not_finite(folder):

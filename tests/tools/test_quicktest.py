@@ -55,6 +55,10 @@ class NanLoss(Base):
         total, count = super().loss(model, batch)
         return total * float("nan"), count
 
+class TwoOptimizers(Base):
+    def optimizer(self, model, *, fused=None):
+        return [torch.optim.Adam(part.parameters()) for part in (model[0], model[2])]
+
 class BadGradient(Base):
     def loss(self, model, batch):
         return (model(batch) * 0).abs().sqrt().sum(), len(batch)
@@ -169,6 +173,7 @@ def test_a_workload_that_asks_for_fewer_samples_gets_them(here, in_process):
         ("BadForward", 4, "ValueError: shapes do not match", "whole trace"),
         ("NanLoss", 4, "the loss of the first forward pass is nan", "log of 0"),
         ("Full", 4, "RuntimeError", "--batch smaller than 2"),
+        ("TwoOptimizers", 5, "optimizer() of 'workload' gave a list, which has no 'zero_grad'", "own-loop.md"),
         ("BadGradient", 5, "the gradient of '0.weight' is not finite at any loss scale", "sqrt or norm of 0"),
         ("NoGradient", 5, "no parameter has a gradient", "depend on the model's parameters"),
         ("NanLater", 6, "the loss of training step 2 is nan", "log of 0"),
@@ -204,6 +209,13 @@ def test_a_process_that_dies_fails_in_its_step(here):
     assert "ended with exit code 3" in record.checks[3].observed
     assert "195 parameters" in record.checks[2].observed
     assert record.verdict.exit_code == 1
+
+
+def test_a_process_that_dies_before_its_first_step_is_no_fault_of_the_device(here, capsys):
+    (here / "leaves.py").write_text("import os\nos._exit(7)\n")
+    assert run_cli(["quicktest", "leaves.py:net", "--device", "cpu"]) == 4
+    told = " ".join(capsys.readouterr().err.split())
+    assert "for 'leaves.py:net' ended with exit code 7 and no answer, while the target was loaded" in told
 
 
 def test_a_process_that_hangs_fails_in_its_step(here, monkeypatch):

@@ -441,3 +441,37 @@ def test_arm_that_failed_alone():
 )
 def test_sizes_on_an_axis_are_round_in_the_unit_they_are_written_in(high, labels):
     assert [format_bytes(value) for value in svg.byte_ticks(high, 2)] == labels
+
+
+def test_the_iterations_of_a_run_are_counted_and_not_its_blocks():
+    """A block of many iterations is one value of the wall clock."""
+    record = fake_records.gpu_bench()
+    single = [
+        dataclasses.replace(m, quantity="interval", values=m.values * 40)
+        for m in record.measurements
+        if m.quantity == "wall"
+    ]
+    counted = dataclasses.replace(record, measurements=[*record.measurements, *single])
+    text = Page(render([counted])).text
+    assert "8 fresh processes × 2,000 iterations" in text and "at least 2,000 timed iterations of each arm" in text
+
+
+def test_the_headline_is_not_said_again_beneath_it():
+    record = fake_records.gpu_bench()
+    told = dataclasses.replace(record.verdict, lines=[record.verdict.headline, "and one thing more"])
+    (part,) = compose([dataclasses.replace(record, verdict=told)]).parts
+    assert part.headline == record.verdict.headline and part.lines == ("and one thing more",)
+
+
+def test_a_cpu_that_others_kept_busy_is_told_and_one_that_this_run_filled_is_not():
+    record = fake_records.cpu_bench()
+    cpus = record.environment.logical_cpus
+
+    def loaded(load):
+        blocks = [dataclasses.replace(block, load_average=load) for block in record.telemetry]
+        return Page(render([dataclasses.replace(record, telemetry=blocks)])).text
+
+    assert f"{2 * cpus} on {cpus} CPUs: other programs took turns with this one; repeat when quiet." in loaded(
+        2.0 * cpus
+    )
+    assert "other programs" not in loaded(float(cpus))

@@ -183,6 +183,15 @@ def test_a_search_that_chose_nothing_proposes_no_bench_of_its_choice():
         assert not any("what the search chose" in step.text for step in next_steps([nothing]))
 
 
+def test_a_search_that_chose_another_batch_alone_is_set_beside_the_one_before():
+    chosen = tune({"arm": "cpu", "batch": 64})
+    for before, command in ((8, "--arms cpu,cpu:batch=64 --batch 8"), (64, None)):
+        start = {"start": {"arm": "cpu", "batch": before}}
+        record = dataclasses.replace(chosen, extra={"tune": chosen.extra["tune"] | start})
+        found = [step.command for step in next_steps([record]) if "what the search chose" in step.text]
+        assert [one.partition(" --")[2] for one in found] == ([command.removeprefix("--")] if command else [])
+
+
 def test_a_search_that_found_nothing_leaves_that_open():
     told = Verdict(outcome="nothing found", headline="no configuration of x was found: no trial ran", exit_code=1)
     record = dataclasses.replace(tune(None), verdict=told, command=["hotlap", "tune", "x"])

@@ -6,6 +6,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from hotlap.base.errors import TargetError
+
 OURS = Path(__file__).parents[1]
 
 
@@ -25,3 +27,17 @@ def their_line(error: BaseException) -> str:
     theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in foreign)]
     frame = ([f for f in theirs if not f.filename.startswith("<")] or list(frames))[-1]
     return f"({frame.filename}:{frame.lineno})"
+
+
+def is_lonely(error: BaseException) -> bool:
+    """Whether a BatchNorm in training had nothing to take a variance of."""
+    return "Expected more than 1 value per channel" in str(error)
+
+
+def lonely_value(target: str, error: BaseException) -> TargetError:
+    """What helps against it: not another input, which is what most models of users fail for."""
+    return TargetError(
+        f"target {target!r} has a BatchNorm that met a single value for a channel: {first_line(error)} "
+        f"{their_line(error)}",
+        remedy="Take a --batch that leaves no single sample, also at the end of an epoch, or larger inputs",
+    )

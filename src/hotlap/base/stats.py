@@ -64,12 +64,20 @@ def centre(samples: Samples) -> float:
 
 
 def _pools(samples: Samples, rng: np.random.Generator) -> np.ndarray:
-    """Resampled medians of every process, [processes, RESAMPLES]."""
+    """Resampled medians of every process, [processes, RESAMPLES].
+
+    The places that a resample's middle values have among the sorted samples are drawn as what they are, order
+    statistics of uniform numbers. A small model makes a hundred thousand steps a second: to draw all of those, 4000
+    times, takes gigabytes.
+    """
     rows = []
     for values in samples:
-        data = np.asarray(values, dtype=np.float64)
-        picks = rng.integers(0, len(data), size=(RESAMPLES, len(data)))
-        rows.append(np.median(data[picks], axis=1))
+        data = np.sort(np.asarray(values, dtype=np.float64))
+        n, middle = len(data), (len(data) + 1) // 2
+        lower = rng.beta(middle, n - middle + 1, size=RESAMPLES)
+        upper = lower if n % 2 else lower + (1 - lower) * rng.beta(1, n - middle, size=RESAMPLES)
+        places = np.minimum((np.stack([lower, upper]) * n).astype(np.int64), n - 1)
+        rows.append(data[places].mean(axis=0))
     return np.stack(rows)
 
 

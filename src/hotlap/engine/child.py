@@ -18,7 +18,7 @@ from hotlap.base import events
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.base.events import Emit
-from hotlap.base.raised import first_line, their_line
+from hotlap.base.raised import first_line, is_lonely, lonely_value, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.engine.alone import alone_in
 from hotlap.measure.process import freeze_error
@@ -88,11 +88,8 @@ def explain(error: Exception, target: str) -> HotlapError:
             f"memory ran out outside the training step of {target!r}: {said} {where}",
             remedy="Take a smaller --batch, or a smaller model; --resume goes on from the last checkpoint",
         )
-    if "Expected more than 1 value per channel" in said:
-        return TargetError(
-            f"target {target!r} has a BatchNorm that met a single value for a channel: {said} {where}",
-            remedy="Take a --batch that leaves no single sample at the end of an epoch, or larger inputs",
-        )
+    if is_lonely(error):
+        return lonely_value(target, error)
     return TargetError(
         f"target {target!r} raised {type(error).__name__} while it was trained: {said} {where}",
         remedy="output.txt in the run's folder has the whole trace; --resume goes on from the last checkpoint",

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from hotlap.base.errors import TargetError
 from hotlap.device.seed import generator
-from hotlap.workload import Batch, Workload
+from hotlap.workload import Batch, Workload, optimizer_of
 
 LOSS = "(loss)"
 """Stands for a module's name where no module was at work."""
@@ -261,7 +261,7 @@ def optimizer_bytes(workload: Workload, model: nn.Module) -> int:
     parameters = [p for p in model.parameters() if p.requires_grad]
     kinds = {p.device.type for p in parameters}
     known = {_key(p) for p in parameters}
-    optimizer = workload.optimizer(model)
+    optimizer = optimizer_of(workload, model, fused=False)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from hotlap.base.errors import TargetError
 from hotlap.workload import Batch, Workload
@@ -109,6 +109,7 @@ def capture(workload: Workload, model: nn.Module, batch: Batch) -> Call:
             remedy="Give the model a forward() that does what predict() does, and call that",
         )
     given, out = seen[0]
+    _open_dataclasses((given, out))
     pattern, tensors = Pattern.of(given)
     returned, outputs = Pattern.of(out)
     _check_plain(pattern, tensors, f"predict() of {workload.name!r} calls its model with")
@@ -117,6 +118,17 @@ def capture(workload: Workload, model: nn.Module, batch: Batch) -> Call:
     plain = isinstance(out, Tensor) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
     predicted = next((place for place, tensor in enumerate(outputs) if tensor is answer), None)
     return Call(pattern, tensors, _names(model, given), returned, outputs, is_plain=plain, predicted=predicted)
+
+
+def _open_dataclasses(nest: Any) -> None:
+    """Makes tensors inside the user's dataclasses leaves of a nest, as those inside tuples and mappings are."""
+    while closed := {type(leaf) for leaf in tree_leaves(nest) if _is_closed(leaf)}:
+        for kind in closed:
+            torch.export.register_dataclass(kind)
+
+
+def _is_closed(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
 def _check_plain(pattern: Pattern, tensors: list[Tensor], what: str) -> None:

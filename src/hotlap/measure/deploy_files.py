@@ -47,6 +47,8 @@ class Made:
     """The form's own file first."""
     inputs: list[TensorInfo] = field(default_factory=list)
     outputs: list[TensorInfo] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Lines of code, as file:line, whose numbers a trace keeps as it found them in its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hotlap.device.seed import generator
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.capture import Call, capture, with_dynamic_batch
+from hotlap.measure.capture import Call, FlatModel, capture, with_dynamic_batch
 from hotlap.measure.deploy_files import Made, Reloaded, TensorInfo, file_info
-from hotlap.measure.deployed import load_form, make_form, require
+from hotlap.measure.deployed import PRECISIONS, load_form, make_form, require
 from hotlap.measure.every_output import judge_every, other_outputs
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.jobs import workload_of
+from hotlap.measure.numbers_kept import numbers_kept
 from hotlap.measure.process import Listen
 from hotlap.measure.session import Session
 from hotlap.records.measurement import Gate
@@ -41,6 +42,7 @@ def make(job: dict[str, Any], listen: Listen) -> Made:
         call = with_dynamic_batch(call, larger)
     file = make_form(spec, session.plain_model, call, folder)
     others = sorted(path for path in folder.iterdir() if path != file and path.name.startswith(file.name))
+    flat = FlatModel(session.plain_model, call, PRECISIONS.get(spec.precision))
     return Made(
         form=spec.form,
         arm=spec.name,
@@ -48,6 +50,7 @@ def make(job: dict[str, Any], listen: Listen) -> Made:
         files=[file_info(path) for path in (file, *others)],
         inputs=_infos(call.names, call.tensors, larger.tensors if larger else call.tensors),
         outputs=_infos(call.output_names(), call.outputs, larger.outputs if larger else call.outputs),
+        kept=numbers_kept(flat, call.tensors) if spec.form == "torchscript" else [],
     )
 
 

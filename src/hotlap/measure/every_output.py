@@ -16,6 +16,7 @@ from hotlap.measure.capture import capture
 from hotlap.measure.gate import PLAIN, GateKeeper
 from hotlap.measure.session import Session
 from hotlap.records.measurement import Gate
+from hotlap.targets import real_numbers
 from hotlap.workload import Batch, Workload
 
 
@@ -44,7 +45,7 @@ def other_outputs(workload: Workload, *, batch: int, seed: int, kept: Path | Non
     for place, (name, tensor) in enumerate(zip(call.output_names(), call.outputs, strict=True)):
         if place != call.predicted and bool(tensor.isfinite().all()):
             keeper = GateKeeper(_OneOutput(workload, place), kept=kept / name if kept else None, **how)
-            found.append(Other(name, not tensor.is_floating_point(), keeper))
+            found.append(Other(name, not real_numbers(tensor).is_floating_point(), keeper))
     return found
 
 
@@ -78,4 +79,4 @@ class _OneOutput(Workload):
         return self._workload.make_batch(n, device, generator)
 
     def predict(self, model: nn.Module, batch: Batch) -> Tensor:
-        return capture(self._workload, model, batch).outputs[self._place]
+        return real_numbers(capture(self._workload, model, batch).outputs[self._place])

@@ -23,7 +23,7 @@ from hotlap.measure.process import Listen
 from hotlap.measure.session import map_tensors
 from hotlap.records.measurement import Check
 from hotlap.targets import load_target
-from hotlap.workload import Batch, Workload
+from hotlap.workload import Batch, Workload, optimizer_of
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +200,7 @@ def check_backward(bench: Bench) -> str:
     """Scaled gradients come back finite, and a gradient that is not finite stops a step and halves the scale."""
     import torch
 
-    bench.optimizer = bench.workload.optimizer(bench.model)
+    bench.optimizer = optimizer_of(bench.workload, bench.model, fused=False)
     bench.scaler = torch.amp.GradScaler(bench.device.type)
     _check_overflow(bench.device)
     backoffs, bad = 0, [""]
@@ -305,6 +305,7 @@ class Outcome:
 def run_quicktest(job: dict[str, Any], listen: Listen) -> Outcome:
     """The six steps in order; after one that fails the rest are skipped."""
     workload = load_target(job["target"], job.get("options"), job.get("inputs", ()))
+    listen("loaded", 0, len(STEPS))
     size = job["batch"] or min(4, workload.default_batch)
     bench = Bench(workload, job["device"], size, job["steps"], job["seed"])
     checks: list[Check] = []
@@ -356,7 +357,7 @@ def died(heard: dict[int, str], error: HotlapError) -> list[Check]:
     for number, step in enumerate(STEPS, start=1):
         if number in heard:
             checks.append(_check(step, "PASS", heard[number].partition(": ")[2]))
-        elif number == len(heard) + 1:
+        elif number == max(heard) + 1:
             checks.append(_check(step, "FAIL", error.what, fix=error.remedy))
         else:
             checks.append(skipped(step, checks))

@@ -15,7 +15,7 @@ from typing import Any
 from hotlap.base.channel import take_stdout
 from hotlap.base.errors import HotlapError, OutOfMemory, TargetError
 from hotlap.base.process_group import kill_group
-from hotlap.base.raised import first_line, their_line
+from hotlap.base.raised import first_line, is_lonely, lonely_value, their_line
 from hotlap.device.memory import is_out_of_memory
 from hotlap.measure.gate import IN_FLOAT64
 from hotlap.measure.jobs import find_job
@@ -67,6 +67,8 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
             remedy="Let tensors that it makes take the dtype of its input, as torch.zeros(n, dtype=x.dtype), and casts "
             "too; 'hotlap bench --no-gate' measures without the gate",
         )
+    if is_lonely(error):
+        return lonely_value(str(job.get("target")), error)
     inputs = " ".join(f"--input {text}" for text in job.get("inputs") or ())
     check = f"Does {inputs} fit it (3x224x224; for token ids, 128:int64:32000)? If so, run" if inputs else "Run"
     return TargetError(

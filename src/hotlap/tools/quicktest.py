@@ -86,7 +86,8 @@ def _walk(config: QuickTestConfig, emit: Emit) -> Outcome:
 
     def listen(text: str, done: float, total: float) -> None:
         heard[int(done)] = text
-        emit(events.advance(TASK, done, total, text))
+        if done:
+            emit(events.advance(TASK, done, total, text))
 
     job = {
         "job": TASK,
@@ -101,6 +102,9 @@ def _walk(config: QuickTestConfig, emit: Emit) -> Outcome:
     try:
         outcome: Outcome = decode(Outcome, run_job(job, timeout_s=config.timeout_s, listen=listen))
     except (WorkerDied, OutOfMemory) as error:
+        if not heard:  # no step has begun that could have failed
+            what = f"{error.what}, while the target was loaded"
+            raise type(error)(what, expected=error.expected, remedy=error.remedy) from error
         return Outcome(checks=died(heard, error), exit_code=EXIT_CHECK_FAILED, batch=config.batch or 0)
     return outcome
 

@@ -336,7 +336,7 @@ def test_an_arm_lost_in_a_later_process_keeps_what_it_gave(folder, jobs_in_proce
     [
         ("bench_targets.py:raises", {}, TargetError, "raised RuntimeError: no weights here", 2),
         ("unett", {}, UnknownName, "Did you mean 'unet'", 2),
-        ("Base", {"input": ("8",)}, TargetError, "--input given", 2),
+        ("Base", {"input": ("8",)}, TargetError, "--input 8 is given", 2),
     ],
 )
 def test_a_target_that_cannot_be_measured_ends_before_anything_is_written(

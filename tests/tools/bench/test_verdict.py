@@ -267,6 +267,15 @@ def test_a_card_that_is_not_there_is_refused():
         make_plan(BenchConfig(target="x", arms=("cuda:7",)), about())
 
 
+def test_quick_gives_up_nothing_that_was_asked_for_all_the_same():
+    quick = {**QUICK.values, "quick": True}
+    (every,) = BenchConfig(target="x", **quick).given_up()
+    assert every.startswith("--quick gives up: three processes instead of eight") and "; no peak memory;" in every
+    (fewer,) = BenchConfig(target="x", **{**quick, "processes": 2, "memory": True}).given_up()
+    assert "three processes" not in fewer and "peak memory" not in fewer and "no break-even batch" in fewer
+    assert BenchConfig(target="x").given_up() == []
+
+
 def test_quick_sits_under_everything_explicit():
     resolved = resolve(BenchConfig, [Layer("the command line", {"target": "x", "quick": True, "processes": 9})])
     assert (resolved.config.processes, resolved.sources["processes"]) == (9, "the command line")

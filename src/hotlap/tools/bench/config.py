@@ -34,11 +34,15 @@ QUICK = Layer(
         "break_even": False,
     },
 )
-QUICK_GIVES_UP = (
-    "--quick gives up: three processes instead of eight, so differences under 10% are never named and there is no "
-    "p-value; a shorter gate and warm-up; no peak memory; no race for the tuned CPU settings, no single-thread "
-    "context, no break-even batch; where no batch is given and steps are long, a smaller batch."
-)
+QUICK_GIVES_UP = {
+    "processes": "three processes instead of eight, so differences under 10% are never named and there is no p-value",
+    "warmup_seconds": "a shorter gate and warm-up",
+    "memory": "no peak memory",
+    "context": "no race for the tuned CPU settings, no single-thread context",
+    "break_even": "no break-even batch",
+    "step_seconds": "where no batch is given and steps are long, a smaller batch",
+}
+"""What it costs, by the setting that costs it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,11 @@ class BenchConfig:
             raise ConfigError("no target given", expected="a name of 'hotlap list', module:factory or file.py:factory")
         require_least(self, batch=1, processes=1, repeats=1, gate_batch=1, gate_steps=1, lock_clocks_mhz=1)
         require_least(self, seconds=0, max_seconds=0, warmup_seconds=0, step_seconds=0, timeout_s=0, min_effect=0)
+
+    def given_up(self) -> list[str]:
+        """What --quick costs, without what was asked for all the same."""
+        kept = [text for key, text in QUICK_GIVES_UP.items() if getattr(self, key) == QUICK.values[key]]
+        return [f"--quick gives up: {'; '.join(kept)}."] if self.quick and kept else []
 
     def presets(self) -> list[Layer]:
         """The settings that --quick, and --self-test without a target, bring in."""

@@ -30,7 +30,7 @@ from hotlap.records.measurement import Gate, Measurement, Telemetry
 from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.targets import short_name, told_of_loss
 from hotlap.tools.bench.break_even import find_break_even, sweep_batches
-from hotlap.tools.bench.config import QUICK_GIVES_UP, BenchConfig
+from hotlap.tools.bench.config import BenchConfig
 from hotlap.tools.bench.pace import bearable_batch
 from hotlap.tools.bench.plan import TUNED, Plan, make_plan
 from hotlap.tools.bench.stored import with_stored_arm
@@ -135,7 +135,7 @@ class _Run:
         self.folder: Path = claim.take()
         self.record = begin("bench", claim.name, resolved, sources, environment)
         self.extra: dict[str, Any] = {"about": encode(about), "regime": REGIME}
-        self.notes = [*([QUICK_GIVES_UP] if config.quick else []), *told_of_loss(config.input, config.mode)]
+        self.notes = [*config.given_up(), *told_of_loss(config.input, config.mode)]
         if about.other_weights:
             kinds = format_list(about.other_weights)
             self.notes.append(f"The model has weights in {kinds}, which no arm casts: 'fp32' means {kinds} for them.")

@@ -61,7 +61,7 @@ def _entry(row: FormRow, arm: ArmSpec, batch: int) -> dict[str, Any]:
         "files": encode(row.files),
         "gate_error": row.error,
         "gate_allowed": row.allowed,
-        "remark": _REMARKS[row.form],
+        "remark": " ".join(filter(None, (_REMARKS[row.form], row.warning))),
         "load": loading_code(row, arm, batch),
     }
 
@@ -154,7 +154,7 @@ def make_page(manifest: dict[str, Any], rows: Sequence[FormRow]) -> str:
             "",
             f"## {row.form}",
             "",
-            f"{_REMARKS[row.form]} `{row.files[0].name}`, {size}, error {row.error or 0.0:.1e}.",
+            f"{manifest['forms'][row.form]['remark']} `{row.files[0].name}`, {size}, error {row.error or 0.0:.1e}.",
             "",
             "```python",
             manifest["forms"][row.form]["load"].rstrip(),

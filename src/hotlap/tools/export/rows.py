@@ -22,6 +22,8 @@ class FormRow:
     files: list[FileInfo] = field(default_factory=list)
     inputs: list[TensorInfo] = field(default_factory=list)
     outputs: list[TensorInfo] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Lines of the model's code whose decisions the form keeps as they were when it was made."""
     make_s: float | None = None
     load_s: float | None = None
     """Until it can be called, in a fresh process that has imported torch and nothing else for it."""
@@ -29,6 +31,16 @@ class FormRow:
     """The largest error of the numeric gate."""
     allowed: float | None = None
     """What was allowed for that check."""
+
+    @property
+    def warning(self) -> str:
+        """What is not said by the gate, which has seen few inputs; nothing of most forms."""
+        if not self.kept:
+            return ""
+        return (
+            f"{self.form} always goes the way that its first inputs went at {', '.join(self.kept)}, where the model "
+            "reads a number out of a tensor: inputs that decide otherwise there get a wrong answer."
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -97,7 +97,7 @@ class _Run:
         self.began, self.done, self.delivered = time.time(), 0, False
         self.units = 2 * len(plan.rows) + (config.processes if config.time else 0)
         self.named = sources.get("formats", "default") != "default"
-        self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick else [])]
+        self.notes = [*plan.told, *_lost(plan.rows), *([QUICK_GIVES_UP] if config.quick and config.time else [])]
         resolved = dataclasses.replace(config, arm=plan.asked.name, batch=plan.batch)
         self.folder: Path = claim.take()
         self.record = begin(TASK, claim.name, resolved, sources, capture())
@@ -151,9 +151,19 @@ class _Run:
             self.config, "deploy", arm=row.arm, batch=self.plan.batch, dynamic=dynamic, folder=str(part.resolve())
         )
         made: Made = decode(Made, run_job(job, timeout_s=self.config.timeout_s))
-        return dataclasses.replace(
-            row, status="made", files=made.files, inputs=made.inputs, outputs=made.outputs, make_s=made.seconds
+        row = dataclasses.replace(
+            row,
+            status="made",
+            files=made.files,
+            inputs=made.inputs,
+            outputs=made.outputs,
+            kept=made.kept,
+            make_s=made.seconds,
         )
+        if row.warning:
+            self.notes.append(row.warning)
+            self.emit(events.warn(row.warning))
+        return row
 
     def _reload(self, row: FormRow, part: Path) -> FormRow:
         file = part.resolve() / row.files[0].name

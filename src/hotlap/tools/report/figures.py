@@ -108,10 +108,10 @@ def distribution_figures(record: RunRecord) -> list[Figure]:
     if arms:
         log = is_wide([v for arm in arms for samples in arm.processes.values() for v in samples], LOG_FROM)
         caption = (
-            "A lane for each process, dots for its iterations (evenly chosen where there are many); the dark tick is "
-            "the process's median, the shaded band the 95% interval of the arm's median. Rings are samples more than 3 "
-            "interquartile ranges outside their process's quartiles: marked, never removed. An orange tick is a "
-            "process in which the device throttled."
+            "A lane for each process, dots for its blocks of iterations (evenly chosen where there are many); the dark "
+            "tick is the process's median, the shaded band the 95% interval of the arm's median. Rings are samples "
+            "more than 3 interquartile ranges outside their process's quartiles: marked, never removed. An orange tick "
+            "is a process in which the device throttled."
         )
         found.append(figure("Samples by process", lambda width: strips(arms, width, log=log), caption))
         caption = (
@@ -144,7 +144,10 @@ def timeline_figures(record: RunRecord) -> list[Figure]:
     """Samples in the order of the run, and what the device did meanwhile."""
     arms, found = wall_strips(record), []
     if arms:
-        caption = "Iterations in their order, each arm on its own axis. A slope is a drift, a step a change of state."
+        caption = (
+            "Blocks of iterations in their order, each arm on its own axis. A slope is a drift, a step a change of "
+            "state."
+        )
         found.append(figure("Wall time over the run", lambda width: sequence(arms, width), caption))
     rows = telemetry_panels(record.telemetry)
     if rows:

@@ -180,13 +180,19 @@ def _settings(arm: str, batch: int | None) -> dict[str, Any]:
 def _chosen(records: Sequence[RunRecord]) -> Iterator[Answer]:
     """The bench of what a search chose, at the batch that it chose."""
     for record in records:
-        winner = (record.extra.get("tune") or {}).get("winner")
+        found = record.extra.get("tune") or {}
+        winner, before = found.get("winner"), (found.get("start") or {}).get("batch")
         with contextlib.suppress(UsageError):  # an arm that this version does not know
             if not winner:
                 continue
-            spec = parse_arm(winner["arm"])
-            arms = ",".join(dict.fromkeys([ArmSpec(device=spec.device, index=spec.index).name, spec.name]))
-            command = f"{command_for('bench', [record])} --arms {shlex.quote(arms)} --batch {winner['batch']}"
+            spec, batch = parse_arm(winner["arm"]), winner["batch"]
+            plain = ArmSpec(device=spec.device, index=spec.index)
+            if spec == plain and before in (None, batch):
+                continue  # it chose what was there
+            if spec == plain:  # and another batch
+                spec, batch = dataclasses.replace(spec, batch=batch), before
+            arms = shlex.quote(f"{plain.name},{spec.name}")
+            command = f"{command_for('bench', [record])} --arms {arms} --batch {batch}"
             yield Answer(text="Measure what the search chose, beside the plain arm.", command=command)
 
 

@@ -79,7 +79,7 @@ def part_of(record: RunRecord, place: int) -> Part:
         headline=headline_of(record),
         subject=tuple(subject_of(record)),
         alert=alert_of(record),
-        lines=tuple(record.verdict.lines) if record.verdict else (),
+        lines=tuple(one for one in record.verdict.lines if one != record.verdict.headline) if record.verdict else (),
         sections=tuple(replace(s, anchor=f"{anchor}-{number}") for number, s in enumerate(found, 1)),
     )
 

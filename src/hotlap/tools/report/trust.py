@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hotlap.base.format import format_count, format_list, format_percent
+from hotlap.base.format import format_count, format_list, format_number, format_percent
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.speed import gate_is_red, headline_comparisons
 
 FEW_PROCESSES = 5
 """Below it a difference between processes cannot be told from a difference between arms."""
+
+BUSY = 1.25
+"""Load, as a multiple of the host's CPUs, from which others must have waited for the same ones: it lags by a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +29,17 @@ class Fact:
 
 
 def trust_facts(record: RunRecord) -> list[Fact]:
-    """Gate, replication, throttling, tenants, smallest visible effect, self-test; each where the record knows."""
+    """Gate, replication, throttling, tenants, load, smallest visible effect, self-test; each where the record knows."""
     if record.kind in ("doctor", "loader", "profile", "train", "tune", "verify"):
         return []
-    facts = [_gate(record), _replication(record), _throttling(record), _tenants(record), _visible(record)]
+    facts = [
+        _gate(record),
+        _replication(record),
+        _throttling(record),
+        _tenants(record),
+        _load(record),
+        _visible(record),
+    ]
     return [fact for fact in [*facts, _self_test(record.extra.get("self_test"))] if fact is not None]
 
 
@@ -55,13 +66,16 @@ def _gate(record: RunRecord) -> Fact | None:
 def replication(record: RunRecord) -> tuple[int, int]:
     """Processes of the wall clock, and the fewest timed iterations in one of them; context arms do not count."""
     context = {arm.name for arm in record.arms if arm.role == "context"}
-    found = [m for m in record.measurements if m.quantity == "wall" and m.arm not in context and m.values]
-    if found:
-        return len({m.process for m in found}), min(len(m.values) for m in found)
-    walls = [s for arm in record.arms if arm.name not in context for s in arm.summaries if s.quantity == "wall"]
-    if not walls:
+    found = [m for m in record.measurements if m.arm not in context and m.values]
+    walls = [m for m in found if m.quantity == "wall"]
+    if walls:
+        single = [m for m in found if m.quantity == "interval"]  # a block of iterations is one value of the wall clock
+        return len({m.process for m in walls}), min(len(m.values) for m in single or walls)
+    counted = [s for arm in record.arms if arm.name not in context for s in arm.summaries]
+    kept = [s for s in counted if s.quantity == "interval"] or [s for s in counted if s.quantity == "wall"]
+    if not kept:
         return 0, 0
-    fewest = min(walls, key=lambda s: s.num_processes)
+    fewest = min(kept, key=lambda s: s.num_processes)
     return fewest.num_processes, fewest.num_samples // max(fewest.num_processes, 1)
 
 
@@ -99,6 +113,19 @@ def _tenants(record: RunRecord) -> Fact | None:
     return Fact(
         label="Other tenants", text=f"{format_count(len(others), 'process', 'processes')} seen ({shown}).", tone="warn"
     )
+
+
+def _load(record: RunRecord) -> Fact | None:
+    """Other programs on the host, where there were surely some: an arm alone cannot bring more load than it has CPUs.
+
+    In a container the load is the whole host's, and so is the number of CPUs that it is set beside.
+    """
+    loads = [t.load_average for t in record.telemetry if t.load_average is not None and t.arm.startswith("cpu")]
+    cpus = record.environment.logical_cpus
+    if not loads or statistics.median(loads) <= BUSY * cpus:
+        return None
+    shown = f"{format_number(statistics.median(loads))} on {format_count(cpus, 'CPU')}"
+    return Fact(label="Load", text=f"{shown}: other programs took turns with this one; repeat when quiet.", tone="warn")
 
 
 def _visible(record: RunRecord) -> Fact | None:
