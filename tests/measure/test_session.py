@@ -268,3 +268,9 @@ def test_attention_is_held_to_one_implementation():
     session(workload, "cpu:sdpa=math", "infer").step()
     session(workload, "cpu", "infer").step()
     assert seen == [(True, False), (True, True)]
+
+
+def test_gradients_of_complex_weights_keep_their_imaginary_part():
+    layer = nn.Linear(2, 1, bias=False, dtype=torch.complex64)
+    layer.weight.grad = torch.tensor([[1 + 2j, 3 - 4j]])
+    assert gradients_by_name(layer)["weight"].tolist() == [[[1.0, 2.0], [3.0, -4.0]]]

@@ -12,7 +12,7 @@ from hotlap.device.nvml import CardState, Nvml
 from hotlap.measure import timed
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.process import quiet
-from hotlap.measure.timed import MIN_ITERATIONS, NUM_BLOCKS, TURN_S, ArmTimer, Protocol, Watch, time_arms
+from hotlap.measure.timed import MIN_ITERATIONS, NOT_FINITE, NUM_BLOCKS, TURN_S, ArmTimer, Protocol, Watch, time_arms
 
 
 def protocol(**changes):
@@ -26,8 +26,9 @@ class Waiter:
 
     device = torch.device("cpu")
 
-    def __init__(self, seconds=0.0, name="cpu", log=None, fail_after=None):
+    def __init__(self, seconds=0.0, name="cpu", log=None, fail_after=None, finite_for=None):
         self.seconds, self.log, self.fail_after, self.steps = seconds, log, fail_after, 0
+        self.finite_for = finite_for
         self.spec = ArmSpec(device="cpu") if name == "cpu" else ArmSpec(device="cpu", threads=int(name[-1]))
         self.activations = 0
 
@@ -43,6 +44,9 @@ class Waiter:
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass
+        return (
+            torch.zeros(1) if self.finite_for is None or self.steps <= self.finite_for else torch.full((1,), torch.nan)
+        )
 
 
 def quickest(seconds):
@@ -135,14 +139,14 @@ def test_arms_take_turns_forwards_and_backwards_and_are_activated_each_time():
         timer.step_s = 0.001
     log.clear()
     time_arms(timers, protocol(repeats=NUM_BLOCKS, process=1), quiet)
-    turns = [log[i] for i in range(0, len(log), 2)]  # one untimed step and one timed one a block
+    turns = [log[i] for i in range(0, len(log) - 3, 2)]  # one untimed step and one timed one a block, and a last look
     assert len(turns) == 3 * NUM_BLOCKS
     for cycle in range(0, NUM_BLOCKS, 2):
         there, back = turns[3 * cycle : 3 * cycle + 3], turns[3 * cycle + 3 : 3 * cycle + 6]
         assert sorted(there) == ["cpu:threads=1", "cpu:threads=2", "cpu:threads=3"]
         assert back == there[::-1]
     assert len({tuple(turns[3 * c : 3 * c + 3]) for c in range(0, NUM_BLOCKS, 2)}) > 1, "the order is drawn anew"
-    assert all(timer.session.activations == NUM_BLOCKS for timer in timers)
+    assert all(timer.session.activations == NUM_BLOCKS + 1 for timer in timers)
 
 
 def test_an_arm_that_fails_midway_is_dropped_and_the_others_go_on():
@@ -152,6 +156,23 @@ def test_an_arm_that_fails_midway_is_dropped_and_the_others_go_on():
     assert [(timer.label, str(error)) for timer, error in trace.errors] == [("cpu:threads=2", "lost its card")]
     assert {m.arm for m in trace.measurements} == {"cpu:threads=1"}
     assert len(trace.measurements[0].values) == NUM_BLOCKS
+
+
+def test_an_answer_that_is_not_finite_in_the_end_is_flagged():
+    """The gate sees the first few steps only: a model that counts them, or whose training goes astray, passes it."""
+    timers = [ArmTimer(Waiter(0.001, name, finite_for=most), seed=0) for name, most in (("cpu", None), ("cpu1", 8))]
+    trace = time_arms(timers, protocol(repeats=NUM_BLOCKS), quiet)
+    assert trace.notes == {"cpu": [], "cpu:threads=1": [NOT_FINITE]}
+
+
+def test_steps_that_grow_slow_do_not_stretch_the_timing():
+    slow = Waiter(0.0)
+    timer = ArmTimer(slow, seed=0)
+    timer.step_s, slow.seconds = 1e-5, 0.01
+    began = time.monotonic()
+    trace = time_arms([timer], protocol(seconds=0.2, max_seconds=0.2), quiet)
+    assert len(trace.measurements[0].values) >= NUM_BLOCKS, "all turns are taken"
+    assert time.monotonic() - began < 10, "20,000 steps were expected to fit"
 
 
 def test_nothing_to_time_gives_nothing():

@@ -25,6 +25,7 @@ from hotlap.measure.distances import relative_error, total_error, trajectory_err
 from hotlap.measure.evidence import CARD, CPU, Evidence, Remembered
 from hotlap.measure.session import Session, as_double, gradients_by_name, map_tensors, zero_dropout
 from hotlap.records.measurement import Gate, GateCheck
+from hotlap.targets import real_numbers
 from hotlap.workload import Agreement, Workload
 
 if TYPE_CHECKING:
@@ -222,9 +223,9 @@ class GateKeeper:
     def _outputs(self, session: Session) -> Tensor:
         first = session.batches[0]
         if self.mode != "train":
-            return session.run(first).double().cpu()
+            return real_numbers(session.run(first)).double().cpu()
         with session.autocast():
-            return self.workload.predict(session.model, first).detach().double().cpu()
+            return real_numbers(self.workload.predict(session.model, first).detach()).double().cpu()
 
     def _repeat_checks(self) -> list[GateCheck]:
         """A red check if the workload is not the same twice, for then the yardstick's error would excuse any other."""

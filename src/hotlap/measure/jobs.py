@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotlap.base.errors import HotlapError
+from hotlap.base.raised import first_line, their_line
 from hotlap.device.host import read_host
 from hotlap.device.kept_memory import can_keep_memory
 from hotlap.device.layout import has_convolutions, has_volumes
@@ -201,12 +203,16 @@ def _card_of(arms: Sequence[ArmSpec]) -> ArmSpec | None:
 
 def failure(spec: ArmSpec, error: Exception, batch: int) -> ArmFailure:
     traceback.print_exc()
-    text = str(error).strip().splitlines()
     return ArmFailure(
         arm=spec.name,
-        what=f"{type(error).__name__} at batch {batch}: {text[0] if text else ''}",
+        what=f"{type(error).__name__} at batch {batch}: {first_line(error)}{_where(error)}",
         out_of_memory=is_out_of_memory(error),
     )
+
+
+def _where(error: Exception) -> str:
+    """The line of the user's code, or of a library's; '' for what we say ourselves, and for memory."""
+    return "" if isinstance(error, HotlapError) or is_out_of_memory(error) else f" {their_line(error)}"
 
 
 def footprint(job: Job, listen: Listen) -> Footprint:

@@ -17,6 +17,7 @@ from hotlap.device.probe import require_cuda
 from hotlap.device.seed import generator, seed_everything
 from hotlap.measure.arms import ArmSpec, check_mode
 from hotlap.measure.graph import GraphedStep
+from hotlap.targets import real_numbers
 from hotlap.workload import Batch, Workload, optimizer_of, sum_and_count
 
 if TYPE_CHECKING:
@@ -311,4 +312,5 @@ def as_double(batch: Batch) -> Batch:
 
 def gradients_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
     """The gradients of a model by parameter name, in float64 on the CPU; parameters without one are left out."""
-    return {n: p.grad.detach().double().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    found = {n: real_numbers(p.grad.detach()) for n, p in model.named_parameters() if p.grad is not None}
+    return {n: gradient.double().cpu() for n, gradient in found.items()}

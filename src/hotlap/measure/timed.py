@@ -29,11 +29,14 @@ NUM_BLOCKS = 6
 TURN_S = 0.03
 """A block's length where no card takes part: long enough to fill the caches again, and short beside what disturbs a
 machine, so that it falls upon all arms alike."""
+SLOWER = 2
+"""How much longer than it may be the timing on a CPU gets, if steps take longer than in the warm-up."""
 MIN_ITERATIONS = 3
 REWARM_BELOW_S = 0.2
 """A block of short steps starts with one untimed step, because the arm before it left other things in the caches."""
 ENERGY_SECONDS = 0.5
 """The card's energy counter ticks every few tens of milliseconds; a reading over less says little."""
+NOT_FINITE = "answers were not finite after the timed steps"
 NOT_STEADY = "warm-up ended before times were steady"
 """The flag of samples that may still be settling."""
 
@@ -130,11 +133,12 @@ class ArmTimer:
         blocks = min(max(NUM_BLOCKS, math.ceil(total / short)), total)
         return blocks, math.ceil(total / blocks)
 
-    def time_wall(self, iterations: int) -> None:
+    def time_wall(self, iterations: int, most_s: float = math.inf) -> None:
+        """One block; on a CPU no step of it but the first begins after ``most_s``, should they have grown slow."""
         self.session.activate()
         if self.step_s < REWARM_BELOW_S:
             self.session.step()
-        block = time_block(self._step, iterations, self.session.device)
+        block = time_block(self._step, iterations, self.session.device, most_s)
         self.samples["wall"].append(block.wall_ms)
         self.samples["interval"].extend(block.intervals_ms)
 
@@ -159,6 +163,12 @@ class ArmTimer:
         after = read_mj()
         if after is not None and after > before:
             self.samples["energy"].append((after - before) / 1e3 / iterations)
+
+    def look_at_answer(self) -> None:
+        """Flags an answer that is not finite after all those steps: the numeric gate has seen the first few only."""
+        self.session.activate()
+        if not bool(self.session.step().isfinite().all()):
+            self.flags.add(NOT_FINITE)
 
     def measurements(self, process: int) -> list[Measurement]:
         flags = sorted(self.flags)
@@ -245,18 +255,23 @@ def time_arms(timers: list[ArmTimer], protocol: Protocol, listen: Listen) -> Tra
         for cycle in range(cycles):
             order = order[::-1] if cycle % 2 else rng.sample(alive, len(alive))
             for timer in order:
-                blocks, iterations = plans[timer.label]
                 listen(f"timing {timer.label}", cycle, cycles)
-                if cycle >= blocks or timer not in alive:
+                if cycle >= plans[timer.label][0] or timer not in alive:
                     continue
                 try:
-                    _one_block(timer, protocol, watch, queue, cycle, iterations, trace)
+                    _one_block(timer, protocol, watch, queue, cycle, plans[timer.label], trace)
                 except Exception as error:  # noqa: BLE001 - an arm that fails midway is reported, the others go on
                     trace.errors.append((timer, error))
                     alive.remove(timer)
         for timer in alive:
             if timer.on_cuda:
                 timer.time_energy(lambda timer=timer: watch.energy_mj(timer))  # type: ignore[misc]
+    for timer in list(alive):
+        try:
+            timer.look_at_answer()
+        except Exception as error:  # noqa: BLE001 - as above
+            trace.errors.append((timer, error))
+            alive.remove(timer)
     for timer in alive:
         if timer.spec.compile and _count_graphs() > timer.graphs:
             timer.flags.add("torch.compile compiled again during timing")
@@ -271,14 +286,14 @@ def _one_block(
     watch: Watch,
     queue: FullQueue | None,
     cycle: int,
-    iterations: int,
+    plan: tuple[int, int],
     trace: Trace,
 ) -> None:
-    before = watch.card(timer)
+    before, (blocks, iterations) = watch.card(timer), plan
     gc.collect()
     gc.disable()
     try:
-        timer.time_wall(iterations)
+        timer.time_wall(iterations, SLOWER * max(protocol.max_seconds, protocol.seconds) / blocks)
         trace.telemetry.append(watch.read(timer, protocol, cycle, before))
         if timer.on_cuda and queue is not None:
             timer.time_device(queue, max(1, min(3, iterations)))
