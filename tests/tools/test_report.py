@@ -395,13 +395,16 @@ def test_a_record_that_cannot_be_read(tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     record = save(fake_records.doctor(), tmp_path)
-    for out in (tmp_path / "nosuch" / "r.html", tmp_path / "record.json" / "r.html"):
-        with pytest.raises(StorageError, match=re.escape(f"cannot write {str(out)!r}")):
-            report(ReportConfig(records=(record.path,), out=out))
-    missing = tmp_path / "nosuch"
-    with pytest.raises(StorageError, match=re.escape(f"there is no folder {str(missing)!r}. Make it first")):
-        report(ReportConfig(records=(record.path,), out=missing / "r.html"))
+    out = tmp_path / "record.json" / "r.html"
+    with pytest.raises(StorageError, match=re.escape(f"cannot create {str(out.parent)!r}: File exists")):
+        report(ReportConfig(records=(record.path,), out=out))
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["record.json"]
+
+
+def test_the_folder_of_a_page_is_made(tmp_path):
+    record = save(fake_records.doctor(), tmp_path)
+    report(ReportConfig(records=(record.path,), out=tmp_path / "new" / "deep" / "r.html"))
+    assert (tmp_path / "new" / "deep" / "r.html").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("formats", [("html",), ("html", "md")])

@@ -62,6 +62,7 @@ def write_report(
     for name in dict.fromkeys(formats):
         emit(advance("report", len(found), len(set(formats)), f"writing {name}"))
         path = place_of(out, name, alone=len(set(formats)) == 1)
+        _make(path.parent)
         job = Job(document=document, records=records, out=path, engine=pdf_engine, emit=emit)
         found[name] = WRITERS[name](job)
     return found
@@ -136,7 +137,7 @@ def _notebook(job: Job) -> Path:
 
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
             f"cannot create {str(folder)!r}: {error.strerror or error}", remedy="Choose another place with --out"
