@@ -159,9 +159,15 @@ def _is_equal(one: Estimate, best: Estimate, noise: Noise) -> bool:
     return error is not None and SURE * error <= EQUAL
 
 
-def fell(one: Estimate, last: Row, noise: float | None) -> bool:
-    """Whether its last run was slower than its other processes by more than those differ: the median hides that."""
-    return (last.samples_per_s or 0.0) < (1 - max(MARGIN, 3 * (noise or 0.0))) * one.rate
+def fell(one: Estimate, last: Row, rows: Sequence[Row]) -> bool:
+    """Whether its last run was slower than its other processes by more than those differ: the median hides that.
+
+    Where a trial was run right after it, that says how fast the machine was then.
+    """
+    beside = [row for row in rows if row.config == one.config and row.stage == last.stage and row.ok and not row.tail]
+    if beside:
+        return (last.samples_per_s or 0.0) < (1 - MARGIN) * (beside[-1].samples_per_s or 0.0)
+    return (last.samples_per_s or 0.0) < (1 - max(MARGIN, 3 * (process_noise(rows) or 0.0))) * one.rate
 
 
 def contest_end(lab: Spent, budget: Budget, num_cells: int) -> float:

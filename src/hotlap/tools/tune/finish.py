@@ -13,7 +13,6 @@ from hotlap.tools.tune.contest import (
     fell,
     in_doubt,
     noise_of,
-    process_noise,
     who_meets,
     with_fewest,
 )
@@ -45,7 +44,7 @@ class Finish:
                 break
             row = self._confirm(best.config)
             if row.ok and best.num_rounds and self._fell(best, {best.config: row}):
-                row = self._confirm(best.config, again=True)  # by turns it is as fast, so the machine may have paused
+                self.lab.trial("confirm", best.config, rung=0, attempt=1, tail=0)  # the machine may have slowed down
             if row.ok and self.goal.admits(estimates(self.lab.rows)[best.config]):
                 confirmed[best.config] = row
                 continue
@@ -91,7 +90,7 @@ class Finish:
         return is_worth and self.budget.affords(self.lab, one.config, LONG_RUNG, "confirm")
 
     def _fell(self, one: Estimate, confirmed: Mapping[Config, Row]) -> bool:
-        return fell(one, confirmed[one.config], process_noise(self.lab.rows))
+        return fell(one, confirmed[one.config], self.lab.rows)
 
     def _proven(self, one: Estimate, confirmed: Mapping[Config, Row]) -> float:
         """The rate of one that had its last run: the median of its processes, or that run's where it fell."""
@@ -108,10 +107,10 @@ class Finish:
             found += [one] if self.field.judged(one) else []
         return found
 
-    def _confirm(self, config: Config, *, again: bool = False) -> Row:
+    def _confirm(self, config: Config) -> Row:
         tail = max(1, config.batch * 2 // 3) if config.batch > 1 else 1
         row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=0, tail=tail)
-        if again or row.status in MEMORY_DEATHS:
+        if row.status in MEMORY_DEATHS:
             row = self.lab.trial("confirm", config, rung=LONG_RUNG, attempt=1, tail=tail)
         return row
 

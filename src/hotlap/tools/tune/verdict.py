@@ -12,7 +12,7 @@ from hotlap.measure.trial import TOLD
 from hotlap.records.measurement import Verdict
 from hotlap.tools.tune.budget import spent
 from hotlap.tools.tune.config import TuneConfig
-from hotlap.tools.tune.contest import CLOSE, fell, process_noise
+from hotlap.tools.tune.contest import CLOSE, fell
 from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimate, estimates
@@ -91,7 +91,7 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
     tolerated = {"throughput": 1 / (1 + CLOSE), "memory": MEMORY_SHARE}.get(goal.objective, 0.0)
     own = last.get(winner.config)
     if winner.rate >= tolerated * first.rate:
-        if own is None or not fell(winner, own, process_noise(rows)):
+        if own is None or not fell(winner, own, rows):
             return []
         told = f"{OVERTAKEN}: {_slowed(rows, own)}"
     elif first.config in last:
