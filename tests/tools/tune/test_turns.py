@@ -16,7 +16,7 @@ from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.nursery import Nursery
 from hotlap.tools.tune import TuneConfig, lab
 from hotlap.tools.tune.budget import Budget
-from hotlap.tools.tune.contest import Noise, can_take_turns, have_met, in_doubt, who_meets
+from hotlap.tools.tune.contest import Noise, can_take_turns, fell, have_met, in_doubt, who_meets
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.rows import Config, Estimate, Row, estimates, turns_noise
 from hotlap.tools.tune.search import Search
@@ -126,6 +126,30 @@ def contest(seed, pace):
 def test_a_machine_that_drifts_costs_the_search_next_to_nothing(most):
     lost = [contest(seed, lambda rng: rng.uniform(1.0, most)) for seed in range(24)]
     assert statistics.median(lost) <= 0.01 and statistics.fmean(lost) <= 0.015
+
+
+class Slowing(Machine):
+    """As fast as others until its first last run, and then slower by a third for good."""
+
+    def _run(self, stage, config, rung, attempt, tail):
+        if tail:
+            self.pace = lambda rng: 1.5
+        return super()._run(stage, config, rung, attempt, tail)
+
+
+def test_a_last_run_on_a_machine_that_slowed_down_is_set_beside_a_trial_of_then():
+    rate = {"cpu:keep_memory": 100.0, "cpu:fused+keep_memory": 104.0, "cpu": 60.0}
+    machine = Slowing(noise=0.001, rate=lambda arm, batch: rate[arm.name])
+    about = dataclasses.replace(CARD, default_batch=64, has_convolutions=False, num_cuda=0, can_keep_memory=True)
+    space = make_space(about, mode="train", arms=tuple(rate), batches=(64,))
+    outcome = Search(space, machine, Goal("throughput"), Budget(seconds=90.0, rung_seconds=0.3)).run()
+    assert outcome.winner == Config("cpu:fused+keep_memory", 64)
+    last = [(each.config.arm, bool(each.tail)) for each in machine.rows if each.stage == "confirm"]
+    assert last == [("cpu:fused+keep_memory", True), ("cpu:fused+keep_memory", False)], (
+        "nobody else's last run is asked"
+    )
+    assert not fell(estimates(machine.rows)[outcome.winner], outcome.confirmed, machine.rows)
+    assert fell(estimates(machine.rows)[outcome.winner], outcome.confirmed, machine.rows[:-1]), "but for that trial"
 
 
 def test_where_none_can_take_turns_processes_of_their_own_decide(monkeypatch):
