@@ -199,25 +199,27 @@ def real_numbers(out: Tensor) -> Tensor:  # complex [...] -> [..., 2]
 
 def load_target(target: str, options: Mapping[str, Any] | None = None, inputs: Sequence[str] = ()) -> Workload:
     """The workload ``target`` names, built with ``options``; ``inputs`` describe a plain module's inputs."""
-    options = dict(options or {})
+    import torch
+
+    options, device = dict(options or {}), torch.get_default_device()
     check_name(target)
     if target in WORKLOADS:
         factory: Any = WORKLOADS.get(target)
     else:
         factory = _import_factory(target)
     workload = _to_workload(target, short_name(target), factory, options, inputs)
-    _check_default_device(target)
+    _check_default_device(target, device)
     return workload
 
 
-def _check_default_device(target: str) -> None:
+def _check_default_device(target: str, before: torch.device) -> None:
     """Refuses a default that turns what is drawn for the CPU, here and inside torch, into something else."""
     import torch
 
-    device = str(torch.get_default_device())
-    if device != "cpu":
+    device = torch.get_default_device()
+    if device != before:
         raise TargetError(
-            f"torch's default device is {device!r} once target {target!r} is loaded",
+            f"torch's default device is {str(device)!r} once target {target!r} is loaded",
             expected="the CPU: models and batches are made there, and each arm takes them to its own device",
             remedy='Put torch.set_default_device() under if __name__ == "__main__":',
         )
