@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -154,18 +155,27 @@ def train_gsplat(
 
 
 class GsplatTraining:
-    """gsplat's side: the same start, pictures, order, rates and loss as ours."""
+    """gsplat's side: the same start, pictures, order, rates and loss as ours.
 
-    def __init__(self, config: SplatTrainConfig, stage: Stage, device: torch.device, adam: str) -> None:
+    ``rasterization`` takes the place of gsplat's own, which needs a card. ``late`` is by how many steps the strategy
+    comes later than ours: it counts from 0, so it is 1 unless it is told the number of steps that were made.
+    """
+
+    def __init__(
+        self, config: SplatTrainConfig, stage: Stage, device: torch.device, adam: str,
+        rasterization: Callable[..., Any] | None = None, late: int = 1,
+    ) -> None:  # fmt: skip
+        import gsplat
         from gsplat import DefaultStrategy
 
         self.config, self.stage, self.device, self.adam, self.step = config, stage, device, adam, 0
+        self.rasterization, self.late = rasterization or gsplat.rasterization, late
         start = start_splats(stage.scene, stage.views, config, stage.extent)
         colors = start.pop("colors")
         self._make(start | {"sh0": colors[:, :1], "shN": colors[:, 1:]})
         self.strategy = DefaultStrategy(
             verbose=False, refine_start_iter=config.densify_from, refine_stop_iter=config.densify_until,
-            refine_every=config.densify_every, reset_every=3000, grow_grad2d=config.densify_grad,
+            refine_every=config.densify_every, reset_every=config.prune_scale_from, grow_grad2d=config.densify_grad,
             prune_opa=config.prune_opacity, grow_scale3d=config.split_scale, prune_scale3d=config.prune_scale,
         )  # fmt: skip
         self.strategy.check_sanity(self.params, self.optimizers)
@@ -199,12 +209,10 @@ class GsplatTraining:
         return total.item() / max(1, until - first)
 
     def _one(self) -> torch.Tensor:
-        from gsplat import rasterization
-
         params, config, cameras = self.params, self.config, self.stage.cameras
         number = self._camera()
         height, width = cameras.sizes[number]
-        image, _, info = rasterization(
+        image, _, info = self.rasterization(
             params["means"], params["quats"], torch.exp(params["scales"]), torch.sigmoid(params["opacities"]),
             torch.cat([params["sh0"], params["shN"]], 1), cameras.viewmats[number][None], cameras.Ks[number][None],
             width, height, packed=False, sh_degree=min(self.step // config.sh_every, config.sh_degree), absgrad=False,
@@ -219,8 +227,8 @@ class GsplatTraining:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.decay.step()
-        self.strategy.step_post_backward(params, self.optimizers, self.stats, self.step, info, packed=False)
         self.step += 1
+        self.strategy.step_post_backward(params, self.optimizers, self.stats, self.step - self.late, info, packed=False)
         return loss.detach()
 
     def _camera(self) -> int:
