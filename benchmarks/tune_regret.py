@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune_regret --out tune_regret.json [--only unet,bilstm,resnet50] [--for train]
     python -m benchmarks.tune_regret --minutes 8 --out b.json --known a/   # goes on from what was kept in a/
+    python -m benchmarks.tune_regret --cells earlier.json   # a new search beside the cells of an earlier answer
     python -m benchmarks.tune_regret --small      # bilstm, small, on a CPU, at each multiple of 16 up to 192
 
 The grid is every arm of a stated list at every batch of a stated list, and the tuner searches the same space: on a card
@@ -18,6 +19,10 @@ the grid finds what the tuner compiled in torch's cache, which makes it a little
 What was measured is kept beside --out (``*.kept.json``) trial by trial: the same command goes on after a cut, and after
 ``--minutes``, which ends a call between two trials; the tuner's search, which has its budget, is not cut. A cell is
 timed once, for 0.3 s: of many near equals the first is then the luckiest, so the regret comes from the rounds alone.
+
+A grid takes ten times as long as the search. With ``--cells`` its single trials are those of an earlier answer, of the
+same arms and batches on a card of the same kind: they choose the three that are timed anew in the rounds, and every
+ninth cell is run again, by which the grid's seconds are made those of today's machine.
 """
 
 from __future__ import annotations
@@ -51,6 +56,8 @@ from hotlap.tools.tune.turns import at_one_pace
 ALLOWED_REGRET = 0.03
 ALLOWED_TIME = 0.25
 PAIRS = 4
+AGAIN_EVERY = 9
+"""Cells of an earlier grid of which one is run again."""
 NUM_TOP = 3
 """Cells of the grid that are timed again to find its best: one trial each does not tell them apart."""
 TRIAL_S = 10.0
@@ -178,6 +185,26 @@ def rounds_in_turn(config: TuneConfig, cells: list[Config], kept: Kept, nursery:
     return rounds[:number]
 
 
+def take_over(kept: Kept, earlier: dict[str, Any], config: TuneConfig) -> None:
+    """The single trials of an earlier grid as this one's."""
+    (row,) = [row for row in earlier["rows"] if row["target"] == config.target] or [{}]
+    asked = (config.mode, list(config.arms), list(config.batches))
+    if (row.get("mode"), row.get("arms"), row.get("batches")) != asked:
+        raise SystemExit(f"--cells has no grid of {config.target} with these arms and batches: give one, or none")
+    kept.keep(grid_rows=[{**cell, "interval_ms": []} for cell in row["grid_rows"]], taken_over=True)
+
+
+def run_again(config: TuneConfig, kept: Kept, nursery: Nursery) -> tuple[float, list[dict[str, Any]]]:
+    """By what the machine of today takes longer for cells of the grid than the one before did, and their trials."""
+    then = {Config(row["arm"], row["batch"]): row["seconds"] for row in kept.found["grid_rows"]}
+    lab, cells = laboratory(config, nursery, tell_progress), list(then)[::AGAIN_EVERY]
+    for cell in cells:
+        kept.check_time(kept.trial_s())
+        lab.trial("again", cell, rung=0, attempt=0, tail=0)
+    pace = sum(row.seconds for row in lab.rows) / sum(then[cell] for cell in cells)
+    return pace, [lean(encode(row)) for row in lab.rows]
+
+
 def _within_round(found: Round, name: str) -> float:
     """A cell's time beside the others' of its round: the machine may be slow for whole rounds."""
     return statistics.median(found[name]) / statistics.geometric_mean(statistics.median(ms) for ms in found.values())
@@ -215,8 +242,9 @@ def search(config: TuneConfig, folder: str) -> dict[str, Any]:
 
 
 def one_target(
-    given: dict[str, Any], batches: tuple[int, ...], budget: str, kept: Kept, *, small: bool, compiled: bool, pairs: int
-) -> dict[str, Any]:
+    given: dict[str, Any], batches: tuple[int, ...], budget: str, kept: Kept, earlier: dict[str, Any] | None,
+    *, small: bool, compiled: bool, pairs: int,
+) -> dict[str, Any]:  # fmt: skip
     """The tuner, the grid, and both choices in turn."""
     began = time.monotonic()
     if kept.found.get("answer", {}).get("pairs") == pairs:
@@ -231,11 +259,14 @@ def one_target(
         if "tuner" not in kept.found:
             kept.check_time(parse_budget(budget) + kept.trial_s())
             kept.keep(tuner=search(config, folder))
+        if earlier is not None and "grid_rows" not in kept.found:
+            take_over(kept, earlier, config)
         found = kept.found["tuner"]
         winner = Config(found["winner"]["arm"], found["winner"]["batch"])
         top, lab = run_grid(config, nursery, kept)
         cells = list(dict.fromkeys([*top, winner]))
         rounds = rounds_in_turn(config, cells, kept, nursery, 2 * pairs)
+        pace, again = run_again(config, kept, nursery) if kept.found.get("taken_over") else (1.0, [])
         fair = [at_one_pace(found) for found in rounds] if can_take_turns(cells) else rounds
         answer = {**judge(fair, [str(cell) for cell in top], str(winner)), "rounds": rounds}
         chosen = answer.pop("best_cell")
@@ -249,7 +280,9 @@ def one_target(
             "winner": encode(winner),
             "best": encode(best),
             "tuner_s": sum(row["seconds"] for row in found["rows"]),
-            "grid_s": sum(row.seconds for row in lab.rows),
+            "grid_s": pace * sum(row.seconds for row in lab.rows),
+            "pace": pace,
+            "again": again,
             "tuner_gates_s": sum(gate["seconds"] for gate in found["gates"]),
             "grid_gates_s": sum(gate.seconds for gate in lab.gates.values()),
             "tuner_trials": len(found["rows"]),
@@ -297,6 +330,7 @@ def main() -> None:
     parser.add_argument("--batches", default="", help="as 16,64,256")
     parser.add_argument("--minutes", type=float, default=600.0, help="for this call")
     parser.add_argument("--known", type=Path, help="a folder with what an earlier call kept")
+    parser.add_argument("--cells", type=Path, help="an earlier answer, whose grid is taken over")
     parser.add_argument("--seconds", type=float, default=0.3, help="timed in each trial")
     parser.add_argument("--compile", action="store_true", help="torch.compile as well, in both")
     parser.add_argument("--small", action="store_true", help="a small bilstm on the CPU, for two cores")
@@ -305,12 +339,13 @@ def main() -> None:
     sizes = SMALL_BATCHES if given.small else BATCHES
     batches = tuple(int(size) for size in given.batches.split(",")) if given.batches else sizes
     rows, end = [], time.monotonic() + 60 * given.minutes
+    earlier = json.loads(given.cells.read_text()) if given.cells else None
     for settings in chosen:
         common = {"mode": given.mode, "seconds": given.seconds, **settings}
         how = {"small": given.small, "compiled": given.compile, "pairs": given.pairs}
         name = f"{given.out.stem}_{settings['target'].rpartition(':')[2]}.kept.json"
         kept = Kept(given.out.with_name(name), given.known, end)
-        rows.append(one_target(common, batches, given.budget, kept, **how))
+        rows.append(one_target(common, batches, given.budget, kept, earlier, **how))
         print(tell(rows[-1]), flush=True)
         answer = {"allowed_regret": ALLOWED_REGRET, "allowed_time": ALLOWED_TIME, "rows": rows}
         given.out.write_text(json.dumps({**answer, "environment": encode(capture())}, indent=1) + "\n")

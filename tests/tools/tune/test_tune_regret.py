@@ -71,6 +71,31 @@ def test_what_was_found_is_kept_and_minutes_end_a_call_before_what_would_not_end
         again.check_time(again.trial_s())
 
 
+def test_a_grid_is_taken_over_only_where_it_is_the_same_and_its_seconds_are_made_todays(bench, tmp_path, monkeypatch):
+    config = bench.TuneConfig(target="unet", mode="train", arms=("cuda:bf16", "cuda:fp16"), batches=(16, 64))
+    cells = [{"arm": arm, "batch": batch, "seconds": 2.0} for batch in (16, 64) for arm in config.arms]
+    row = {"target": "unet", "mode": "train", "arms": list(config.arms), "batches": [16, 64], "grid_rows": cells}
+    kept = bench.Kept(tmp_path / "kept.json", None, time.monotonic() + 60)
+    for other in ({"batches": [16]}, {"arms": ["cuda"]}, {"mode": "infer"}, {"target": "bilstm"}):
+        with pytest.raises(SystemExit, match="--cells has no grid of unet with these arms and batches"):
+            bench.take_over(kept, {"rows": [{**row, **other}]}, config)
+    bench.take_over(kept, {"rows": [row]}, config)
+    assert bench.Kept(kept.file, None, 0).found["grid_rows"] == [{**cell, "interval_ms": []} for cell in cells]
+
+    class SlowLab:
+        def __init__(self) -> None:
+            self.rows = []
+
+        def trial(self, stage, cell, **_):
+            self.rows.append(bench.Row(stage=stage, arm=cell.arm, batch=cell.batch, rung=0, seconds=3.0))
+
+    kept.found["grid_rows"] = [dict(row, status="ok", tail=0) for row in kept.found["grid_rows"]]
+    monkeypatch.setattr(bench, "laboratory", lambda *_: SlowLab())
+    monkeypatch.setattr(bench, "AGAIN_EVERY", 3)
+    pace, again = bench.run_again(config, kept, None)
+    assert pace == 1.5 and [(one["arm"], one["batch"]) for one in again] == [("cuda:bf16", 16), ("cuda:fp16", 64)]
+
+
 @pytest.mark.parametrize("refused", [True, False], ids=["as judged then", "all right"])
 @pytest.mark.parametrize("target", ["unet", "bilstm", "torchvision.models:resnet50"])
 def test_over_the_grids_that_a_card_has_answered_the_bar_is_kept(target, refused):
