@@ -25,6 +25,17 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def linear_ticks(low: float, high: float, count: int) -> list[float]:
+    """Multiples of 1, 2 or 5 within ``[low, high]``: about ``count``, and at least two."""
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next((power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999), power * 10)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if last <= first and count < 8:
+        return linear_ticks(low, high, 2 * count)
+    return [float(f"{k * step:.12g}") for k in range(first, min(last, first + 4 * count) + 1)]
+
+
 def format_mean_count(value: float) -> str:
     """A count, or the mean of several: a whole one without a fraction."""
     return f"{value:,.0f}" if value == round(value) else format_number(value)

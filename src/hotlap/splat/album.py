@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotlap.base.format import linear_ticks
 from hotlap.data.file_bytes import write_whole
 from hotlap.data.picture_file import require_pillow
 from hotlap.engine.journal import Row
@@ -20,8 +21,14 @@ GAP = 4
 """Pixels between two pictures."""
 SHEET_WIDTH = 1200
 """Pixels of a sheet of several pictures."""
-PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 420, 240, 56
+PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 480, 260, 76
+FONT_PX = 12
+FINER = 2
+"""Curves are drawn this many times larger and made smaller again, which smooths their lines."""
 COLORS = {"train": (31, 119, 180), "eval": (214, 39, 40)}
+PALE, GREY = (225, 225, 225), (90, 90, 90)
+Line = list[tuple[float, float]]
+"""Steps, and what was measured there."""
 CURVES = {"loss": "loss", "psnr": "PSNR, dB", "ssim": "SSIM", "splats": "splats"}
 
 
@@ -68,51 +75,68 @@ def save_picture(path: Path, picture: np.ndarray) -> None:
 
 def draw_curves(path: Path, rows: Sequence[Row], judged: str = "held out") -> None:
     """Loss, PSNR, SSIM and number of splats over the steps, as a PNG file; training blue, what was ``judged`` red."""
-    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in rows:
-        for name, value in row.values.items():
-            if name in CURVES and math.isfinite(value):
-                series.setdefault(name, {}).setdefault(row.split, []).append((row.step, value))
+    series: dict[str, dict[str, Line]] = {}
+    for split in COLORS:
+        for row in rows:
+            for name, value in row.values.items():
+                if row.split == split and name in CURVES and math.isfinite(value):
+                    series.setdefault(name, {}).setdefault(split, []).append((row.step, value))
     shown = [name for name in CURVES if name in series]
     if not shown:
         return
+    steps = _span([step for lines in series.values() for line in lines.values() for step, _ in line], least=1.0)
+    words = {"train": "training", "eval": judged}
     pillow = require_pillow()
-    from PIL import ImageDraw
+    from PIL import ImageDraw, ImageFont
 
     columns = min(2, len(shown))
     size = (columns * PANEL_WIDTH, -(-len(shown) // columns) * PANEL_HEIGHT)
-    image = pillow.new("RGB", size, (255, 255, 255))
-    draw = ImageDraw.Draw(image)
+    image = pillow.new("RGB", (FINER * size[0], FINER * size[1]), (255, 255, 255))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FINER * FONT_PX)
     for place, name in enumerate(shown):
         corner = (place % columns * PANEL_WIDTH, place // columns * PANEL_HEIGHT)
-        _draw_panel(draw, corner, name, series[name], {"train": "training", "eval": judged})
-    save_picture(path, np.asarray(image))
+        _draw_panel(draw, font, corner, CURVES[name], series[name], words, steps)
+    save_picture(path, np.asarray(image.resize(size, pillow.Resampling.LANCZOS)))
 
 
 def _draw_panel(
-    draw: Any, corner: tuple[int, int], name: str, lines: dict[str, list[tuple[float, float]]], words: dict[str, str]
-) -> None:
-    points = [point for line in lines.values() for point in line]
-    (x0, x1), (y0, y1) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-    x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + max(1e-6, abs(y0) * 0.1))
-    left, top = corner[0] + MARGIN, corner[1] + 24
-    right, bottom = corner[0] + PANEL_WIDTH - 12, corner[1] + PANEL_HEIGHT - 28
-    draw.rectangle([left, top, right, bottom], outline=(200, 200, 200))
-    draw.text((left, corner[1] + 6), CURVES[name], fill=(0, 0, 0))
+    draw: Any, font: Any, corner: tuple[int, int], title: str, lines: dict[str, Line], words: dict[str, str],
+    steps: tuple[float, float],
+) -> None:  # fmt: skip
+    """One quantity in its frame, both axes with round numbers."""
+    (x0, x1), (y0, y1) = steps, _span([value for line in lines.values() for _, value in line])
+    left, top = corner[0] + MARGIN, corner[1] + 28
+    right, bottom = corner[0] + PANEL_WIDTH - 24, corner[1] + PANEL_HEIGHT - 28
+
+    def spot(x: float, y: float) -> tuple[float, float]:
+        return (
+            FINER * (left + (right - left) * (x - x0) / (x1 - x0)),
+            FINER * (bottom + (top - bottom) * (y - y0) / (y1 - y0)),
+        )
+
+    def write(x: float, y: float, text: str, anchor: str, color: tuple[int, int, int]) -> None:
+        draw.text((x, y), text, fill=color, font=font, anchor=anchor)
+
+    for value in linear_ticks(y0, y1, 4):
+        y = spot(x0, value)[1]
+        draw.line([FINER * left, y, FINER * right, y], fill=PALE, width=FINER)
+        write(FINER * (left - 6), y, f"{value:,.10g}", "rm", GREY)
+    for value in linear_ticks(x0, x1, 4):
+        write(spot(value, y0)[0], FINER * (bottom + 6), f"{value:,.10g}", "ma", GREY)
+    draw.rectangle([FINER * left, FINER * top, FINER * right, FINER * bottom], outline=PALE, width=FINER)
+    write(FINER * left, FINER * (top - 8), title, "ls", (0, 0, 0))
     for place, split in enumerate(lines):
-        draw.text((left + 100 + 80 * place, corner[1] + 6), words[split], fill=COLORS[split])
-    for share in (0.0, 0.5, 1.0):
-        y = bottom + (top - bottom) * share
-        value = y0 + (y1 - y0) * share
-        draw.text((corner[0] + 4, y - 6), f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}", fill=(90, 90, 90))
-        x = left + (right - left) * share
-        draw.text((x - 14 * share, bottom + 6), f"{x0 + (x1 - x0) * share:.0f}", fill=(90, 90, 90))
+        write(FINER * (left + 110 + 90 * place), FINER * (top - 8), words[split], "ls", COLORS[split])
     for split, line in lines.items():
-        spots = [
-            (left + (right - left) * (x - x0) / (x1 - x0), bottom + (top - bottom) * (y - y0) / (y1 - y0))
-            for x, y in line
-        ]
+        spots = [spot(x, y) for x, y in line]
         if len(spots) > 1:
-            draw.line(spots, fill=COLORS[split], width=2)
+            draw.line(spots, fill=COLORS[split], width=3, joint="curve")
         for x, y in spots if split == "eval" or len(spots) == 1 else []:
-            draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=COLORS[split])
+            draw.ellipse([x - 6, y - 6, x + 6, y + 6], fill=COLORS[split])
+
+
+def _span(values: Sequence[float], least: float = 1e-6) -> tuple[float, float]:
+    """Where an axis begins and ends; around the value, if there is only one."""
+    low, high = min(values), max(values)
+    around = 0.0 if high > low else max(least, abs(low) * 0.1)
+    return low - around, high + around

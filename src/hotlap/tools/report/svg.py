@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import escape
 
+from hotlap.base.format import linear_ticks
+
 CHAR_PX = 6.3
 """Mean width of a character of the chart's text, for labels that must fit before a browser has seen them."""
 NAME_PX = 7.4
@@ -71,17 +73,6 @@ def is_wide(values: Iterable[float], factor: float) -> bool:
     """Whether positive values span more than ``factor``, so that a linear axis would crush the small ones."""
     known = [v for v in values if math.isfinite(v) and v > 0]
     return bool(known) and max(known) / min(known) > factor
-
-
-def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Multiples of 1, 2 or 5 within ``[low, high]``: about ``count``, and at least two."""
-    raw = (high - low) / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next((power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999), power * 10)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    if last <= first and count < 8:
-        return linear_ticks(low, high, 2 * count)
-    return [float(f"{k * step:.12g}") for k in range(first, min(last, first + 4 * count) + 1)]
 
 
 def log_ticks(low: float, high: float, count: int) -> list[float]:
