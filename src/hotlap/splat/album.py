@@ -117,11 +117,11 @@ def _draw_panel(
     def write(x: float, y: float, text: str, anchor: str, color: tuple[int, int, int]) -> None:
         draw.text((x, y), text, fill=color, font=font, anchor=anchor)
 
-    for value in linear_ticks(y0, y1, 4):
+    for value in linear_ticks(y0, y1, 5):
         y = spot(x0, value)[1]
         draw.line([FINER * left, y, FINER * right, y], fill=PALE, width=FINER)
         write(FINER * (left - 6), y, f"{value:,.10g}", "rm", GREY)
-    for value in linear_ticks(x0, x1, 4):
+    for value in linear_ticks(x0, x1, 5):
         write(spot(value, y0)[0], FINER * (bottom + 6), f"{value:,.10g}", "ma", GREY)
     draw.rectangle([FINER * left, FINER * top, FINER * right, FINER * bottom], outline=PALE, width=FINER)
     write(FINER * left, FINER * (top - 8), title, "ls", (0, 0, 0))
