@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hotlap.base.events import Event
 from hotlap.base.format import UNKNOWN, format_bytes, format_ms, format_number, format_percent, format_s
-from hotlap.cli.columns import broken
+from hotlap.cli.columns import LEAST, broken
 from hotlap.records.run import RunRecord
 
 LIVE_ROWS = 8
@@ -19,9 +19,9 @@ LIVE_ROWS = 8
 LIVE_FAILURES = 3
 NARROW = 110
 """Columns of a terminal below which percentile and memory are left to the page: the arms need the room."""
-FIGURES = {True: 50, False: 69}
-"""Columns that the figures of a row take, in a narrow table and in a wide one."""
-STYLES = {"right": "green", "wrong answer": "red", "not judged": "dim"}
+GAP = 2
+"""Columns between two figures."""
+STYLES = {"right": "green", "wrong answer": "red", "refused": "red", "not judged": "dim"}
 
 
 class TuneDoor:
@@ -77,18 +77,24 @@ def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None,
     In ``width`` columns the arms get what the figures leave, and are broken between their options.
     """
     narrow = width < NARROW
-    room = max(28, width - FIGURES[narrow])
     table = Table(box=None, pad_edge=False, header_style="bold")
     seldom = ("p95", "peak")
     columns = ("arm", "batch", "samples/s", "a step", *(() if narrow else seldom), "error of\nallowed", "")
     for column in columns:
         table.add_column(column, justify="left" if column in ("arm", "") else "right", overflow="fold")
-    for row in rows:
-        chosen = (row["arm"], row["batch"]) == (winner["arm"], winner["batch"]) if winner else bool(row.get("is_best"))
-        name, *figures = _cells(row, chosen, winner is not None)
-        if narrow:
-            del figures[3:5]
-        table.add_row(broken(str(name), room), *figures, style="bold" if chosen else "")
+    chosen = [
+        (row["arm"], row["batch"]) == (winner["arm"], winner["batch"]) if winner else bool(row.get("is_best"))
+        for row in rows
+    ]
+    lines = [_cells(row, is_chosen, winner is not None) for row, is_chosen in zip(rows, chosen, strict=True)]
+    if narrow:
+        lines = [line[:4] + line[6:] for line in lines]
+    room = width - sum(
+        GAP + max(len(part) for cell in cells for part in str(cell).split("\n"))
+        for cells in list(zip(columns, *lines, strict=True))[1:]
+    )
+    for (name, *figures), is_chosen in zip(lines, chosen, strict=True):
+        table.add_row(broken(str(name), max(LEAST, room)), *figures, style="bold" if is_chosen else "")
     return table
 
 

@@ -97,7 +97,7 @@ class TunedProfile:
     tail_batch: int
     """The ragged tail that was run in the final form; 0 where a lone sample cannot be."""
     max_batch: int
-    """The largest batch that was run without running out of memory."""
+    """The largest batch that was run, and whose last run, where it had one, did not fail."""
     searched_from: str
     """When the search began."""
     measured_at: str

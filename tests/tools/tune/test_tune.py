@@ -23,6 +23,7 @@ from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import fingerprint
 from hotlap.records import run as records_run
+from hotlap.records.codec import decode
 from hotlap.records.environment import capture
 from hotlap.records.run import load_record
 from hotlap.records.tuned import ProfileStore, only_search, read_profile, write_profile
@@ -31,7 +32,7 @@ from hotlap.tools.tune import export as tune_export
 from hotlap.tools.tune import run as tune_run
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.field import Field
-from hotlap.tools.tune.rows import Config, GateRow, Row
+from hotlap.tools.tune.rows import Config, GateRow, Row, estimates
 
 TINY = """
 from torch import nn
@@ -87,6 +88,9 @@ def test_a_search_leaves_a_winner_that_was_run_a_record_and_a_profile(jobs_in_pr
     assert load_record(record.path).extra == record.extra
     text = shown(record)
     assert "chosen" in text and winner["arm"] in text and "error of" in text
+    known = estimates(decode(Row, row) for row in found(record)["rows"])
+    rates = {(one["arm"], one["batch"]): one["samples_per_s"] for one in found(record)["rates"]}
+    assert rates == {(one.arm, one.batch): of_one.rate for one, of_one in known.items()}
     jobs = [job for job in jobs_in_process if job["job"] == "trial"]
     assert len(jobs) == len(found(record)["rows"]) and {job["mode"] for job in jobs} == {"train"}
     told = [event.text for event in heard if event.kind == "advance"]
@@ -377,6 +381,27 @@ def test_a_trial_that_dies_is_a_row(folder, monkeypatch, how, status, words):
     row = laboratory.trial("arms", Config("cpu", 4), rung=0, attempt=0, tail=0)
     assert row.status == status and words in row.why and not row.ok
     assert laboratory.rows == [row] and saved == [1]
+
+
+def test_a_batch_whose_final_form_fails_is_not_called_safe(folder, jobs_in_process):
+    """Its trials ran; the ragged tail of its last run, of 21 samples, does not."""
+    (folder / "tail.py").write_text(
+        "from torch import nn\n\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if len(x) == 21:\n"
+        "            raise ValueError('not of 21')\n"
+        "        return super().forward(x)\n\n"
+        "def net():\n"
+        "    return Net(4, 3)\n"
+    )
+    record = tune(config(target="tail.py:net", arms=("cpu",), batches=(8, 32), export=folder / "out"))
+    assert found(record)["winner"] == {"arm": "cpu", "batch": 8} and "cpu at batch 32" in found(record)["refused"]
+    assert any(row["batch"] == 32 and row["status"] == "ok" for row in found(record)["rows"])
+    sizes = json.loads((folder / "out/batch_sizes.json").read_text())
+    assert sizes["batch_configurations"]["net"]["max_safe_batch_size"] == 8
+    line = next(line for line in shown(record).splitlines() if line.startswith("cpu ") and " 32 " in line)
+    assert line.rstrip().endswith("refused")
 
 
 def test_trials_that_rank_are_forked_and_the_one_that_confirms_is_not(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import re
 
 import pytest
@@ -13,6 +12,7 @@ from simulated import Machine
 from test_search import CARD
 
 from hotlap.base.events import Event, advance, warn
+from hotlap.base.format import format_number
 from hotlap.cli.show_tune import TuneDoor, show_tune, tune_table
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
@@ -23,6 +23,7 @@ from hotlap.tools.report.tune import curves, tune_facts, tune_rows
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.goal import Goal
+from hotlap.tools.tune.lab import gate_row
 from hotlap.tools.tune.protocol import numeric_class
 from hotlap.tools.tune.rows import OUT_OF_BUDGET, GateRow, Outcome, Row, estimates
 from hotlap.tools.tune.search import Search
@@ -110,6 +111,43 @@ def test_the_curve_shows_the_memory_of_full_batches_and_the_page_that_of_the_fin
     assert final in tune_facts(changed)
 
 
+def test_the_page_has_the_rates_of_the_terminal_where_arms_took_turns():
+    """Turns are put at the pace of the trials alone; their own times say how fast the machine was just then."""
+    arms = ("cpu:keep_memory", "cpu:bf16+keep_memory")
+    alone = [Row(stage="arms", arm=arm, batch=8, rung=0, wall_ms=[1.0]) for arm in arms]
+    turns = [
+        Row(stage="arms", arm=arm, batch=8, rung=0, together=1, wall_ms=[ms, ms])
+        for arm, ms in zip(arms, (5.0, 10.0), strict=True)
+    ]
+    rows = [*alone, *turns]
+    gate = GateRow(arm="cpu", passed=True, error=0.1)
+    rates = [{**encode(one.config), "samples_per_s": one.rate} for one in estimates(rows).values()]
+    found = {"rows": encode(rows), "rates": rates, "gates": encode([gate]), "winner": encode(alone[0].config)}
+    record = dataclasses.replace(searched(Machine()), extra={"tune": found})
+    shown = {row["arm"]: format_number(row["rate"]) for row in headline_rows_of(record)}
+    assert {row.arm: row.rate for row in tune_rows(record)} == shown
+    assert shown == {"cpu:keep_memory": "11,314", "cpu:bf16+keep_memory": "5,657"}
+    more = encode(dataclasses.replace(alone[0], batch=16))
+    record.extra["tune"]["rows"].append(more)
+    assert [point.rate for point in curves(record)[0].points] == pytest.approx([11314, 16000], rel=1e-3)
+
+
+def test_what_failed_in_its_final_form_is_not_called_right():
+    """Its trials ran and its class answers rightly, but at this batch it did not, or did not run at all."""
+    big = Row(stage="batch", arm="cpu", batch=64, rung=0, wall_ms=[1.0])
+    died = Row(stage="confirm", arm="cpu", batch=64, rung=1, tail=42, status="failed", why="the output is not finite")
+    small = [Row(stage="confirm", arm="cpu", batch=16, rung=1, tail=tail, wall_ms=[1.0]) for tail in (0, 10)]
+    gate = GateRow(arm="cpu", passed=True, error=0.1)
+    found = {"rows": encode([big, died, *small]), "gates": encode([gate]), "winner": encode(small[0].config)}
+    record = dataclasses.replace(searched(Machine()), extra={"tune": found})
+    assert [(row["batch"], row["status"], row["is_best"]) for row in headline_rows_of(record)] == [
+        (64, "refused", False),
+        (16, "right", True),
+    ]
+    told = {row.batch: (row.word, row.tone, row.why) for row in tune_rows(record)}
+    assert told == {"16": ("chosen", "good", ""), "64": ("refused", "bad", "the output is not finite")}
+
+
 def estimates_of(record):
     return estimates([decode(Row, row) for row in record.extra["tune"]["rows"]]).values()
 
@@ -184,6 +222,18 @@ def test_the_table_breaks_arms_between_their_options_only(record, width):
     words = {word for line in console.export_text().splitlines() for word in line.split(maxsplit=1)[:1]}
     options = {part.rstrip("+") for word in words for part in re.split(r"(?<=.)\+", word)}
     assert {option for row in rows for option in row["arm"].split("+")} <= options
+
+
+def test_an_arm_has_the_room_that_the_figures_leave():
+    arm, figures = "cpu:bf16+threads=1+keep_memory", {"batch": 4096, "rate": 135156.0, "p50_ms": 0.704, "error": 0.058}
+    rows = [{"arm": arm, "status": "right", **figures}, {"arm": "cpu", "batch": 32, "status": "out of memory"}]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(tune_table(rows, width=80))
+    assert [line.split()[0] for line in console.export_text().splitlines()[2:]] == [
+        "cpu:bf16+threads=1+",
+        "keep_memory",
+        "cpu",
+    ]
 
 
 def test_where_nothing_can_be_redrawn_a_line_a_trial_is_printed(record):
@@ -280,14 +330,14 @@ def test_a_verdict_without_a_winner_says_what_was_missing():
 
 
 def test_what_could_not_be_judged_is_not_called_wrong():
-    why = "could not be judged: the gate process for 'x' was stopped after timeout_s = 30"
-    unknown = {name: GateRow(arm=name, passed=False, error=math.inf, why=why) for name in ("cpu", "cpu:bf16")}
+    why = "the gate process for 'x' was stopped after timeout_s = 30"
+    unknown = {name: gate_row(name, None, why, 1.0) for name in ("cpu", "cpu:bf16")}
     wrong = GateRow(arm="cpu:fp16", passed=False, error=3.0, check="outputs 3, allowed 1", why="outputs 3x off")
 
     def headline(gates):
         return give_verdict(TuneConfig(target="x"), GOAL, [], gates, Outcome(None, None, []), "complete", "").headline
 
-    assert headline(unknown) == f"no configuration of x was found: no arm {why}"
+    assert headline(unknown) == f"no configuration of x was found: no arm could be judged: {why}"
     mixed = headline({**unknown, "cpu:fp16": wrong})
     assert mixed == "no configuration of x was found: no arm gives the right answer (outputs 3x off)"
 

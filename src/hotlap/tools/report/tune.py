@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -101,24 +102,31 @@ def _groups(record: RunRecord) -> dict[tuple[str, int], list[dict[str, Any]]]:
     return groups
 
 
-def _point(batch: int, rows: Sequence[dict[str, Any]]) -> Point | None:
+def _rates(record: RunRecord) -> dict[tuple[str, int], float]:
+    """Samples a second as the search had them: of those that took turns, at the machine's one pace."""
+    return {(str(one["arm"]), int(one["batch"])): one["samples_per_s"] for one in _found(record).get("rates") or []}
+
+
+def _point(batch: int, rows: Sequence[dict[str, Any]], rate: float | None) -> Point | None:
     good = [row for row in rows if row.get("status") == "ok" and row.get("wall_ms")]
     if not good:
         return None
-    medians = [statistics.median(row["wall_ms"]) for row in good]
+    if rate is None:  # records of earlier searches say each trial's time alone
+        rate = statistics.median(1e3 * batch / statistics.median(row["wall_ms"]) for row in good)
     steps = sorted(ms for row in good for ms in row.get("interval_ms") or row["wall_ms"])
     full = [row for row in good if not row.get("tail")] or good
     peak = max((row["peak_bytes"] for row in full if row.get("peak_bytes")), default=math.nan)
     p95 = steps[math.ceil(0.95 * len(steps)) - 1] if len(steps) >= MIN_SAMPLES_FOR["p95"] else math.nan
-    return Point(batch, statistics.median(1e3 * batch / ms for ms in medians), statistics.median(steps), p95, peak)
+    return Point(batch, rate, statistics.median(steps), p95, peak)
 
 
 def curves(record: RunRecord) -> list[Curve]:
     """The winner's arm, and those that were run at two batches or more, the ones with the most first."""
     by_arm: dict[str, list[Point]] = {}
     failed: dict[str, list[int]] = {}
+    rates = _rates(record)
     for (arm, batch), rows in _groups(record).items():
-        point = _point(batch, rows)
+        point = _point(batch, rows, rates.get((arm, batch)))
         if point is None:
             failed.setdefault(arm, []).append(batch)
         else:
@@ -139,8 +147,9 @@ def tune_rows(record: RunRecord) -> list[TuneRow]:
     winner = _found(record).get("winner") or {}
     ran: list[tuple[float, TuneRow]] = []
     died: list[TuneRow] = []
+    rates = _rates(record)
     for (arm, batch), rows in _groups(record).items():
-        point = _point(batch, rows)
+        point = _point(batch, rows, rates.get((arm, batch)))
         trials = format_count(len(rows), "trial")
         if point is None:
             last = rows[-1]
@@ -149,7 +158,12 @@ def tune_rows(record: RunRecord) -> list[TuneRow]:
             died.append(TuneRow(arm=arm, batch=str(batch), **blank, trials=trials, word=word, tone="warn", why=why))
             continue
         chosen = (arm, batch) == (winner.get("arm"), winner.get("batch"))
-        ran.append((math.inf if chosen else point.rate, _ran(arm, point, trials, _gate_of(arm, gates), chosen)))
+        shown = _ran(arm, point, trials, _gate_of(arm, gates), chosen)
+        final = [row for row in rows if row.get("tail")][-1:]
+        for row in final:
+            if row.get("status") != "ok":  # its shorter trials ran all the same
+                shown = dataclasses.replace(shown, word="refused", tone="bad", why=str(row.get("why", "")))
+        ran.append((math.inf if chosen else point.rate, shown))
     return [row for _, row in sorted(ran, key=lambda pair: -pair[0])] + died
 
 

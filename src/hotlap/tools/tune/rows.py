@@ -171,6 +171,12 @@ def estimates(rows: Iterable[Row]) -> dict[Config, Estimate]:
     return {config: one for config, one in found.items() if one is not None}
 
 
+def died_at_last(rows: Iterable[Row]) -> set[Config]:
+    """Those whose last run, in their final form, failed: shorter trials of them may have run all the same."""
+    last = {row.config: row for row in rows if row.tail}
+    return {config for config, row in last.items() if not row.ok}
+
+
 def _fair_rates(by_config: Mapping[Config, Sequence[Row]]) -> dict[Config, list[float]]:
     """By configuration, its rates in the processes in which it took turns."""
     rounds = list(rounds_of(row for rows in by_config.values() for row in rows).values())

@@ -38,7 +38,7 @@ from hotlap.tools.tune.export import check_folder, write_exports
 from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.lab import ProcessLab
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import GateRow, Outcome, Row, estimates
+from hotlap.tools.tune.rows import GateRow, Outcome, Row, died_at_last, estimates
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import Space, make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
@@ -241,7 +241,8 @@ class _Run:
         assert outcome.winner is not None and outcome.confirmed is not None
         config, found = outcome.winner, estimates(self.lab.rows)[outcome.winner]
         mine = [row for row in self.lab.rows if row.config == config and row.ok]
-        ran = [row.batch for row in self.lab.rows if row.ok and row.arm == config.arm]
+        died = died_at_last(self.lab.rows)
+        ran = [row.batch for row in self.lab.rows if row.ok and row.arm == config.arm and row.config not in died]
         return TunedProfile(
             key=self.key,
             arm=config.arm,
@@ -312,6 +313,7 @@ class _Run:
             "goal": self.goal.says(),
             "start": encode({"arm": self.space.firsts[0].name, "batch": self.space.batch}),
             "rows": encode(lab.all_rows),
+            "rates": [{**encode(one.config), "samples_per_s": one.rate} for one in estimates(lab.all_rows).values()],
             "gates": encode(lab.all_gates),
             "winner": winner,
             "refused": dict(self.outcome.refused) if self.outcome else {},

@@ -15,11 +15,21 @@ from hotlap.tools.tune.config import TuneConfig
 from hotlap.tools.tune.contest import CLOSE, fell
 from hotlap.tools.tune.goal import MEMORY_SHARE, Goal
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import MEMORY_DEATHS, Config, Estimate, GateRow, Outcome, Row, estimate, estimates
+from hotlap.tools.tune.rows import (
+    MEMORY_DEATHS,
+    Config,
+    Estimate,
+    GateRow,
+    Outcome,
+    Row,
+    died_at_last,
+    estimate,
+    estimates,
+)
 
 OVERTAKEN = "its last run, in a fresh process, was slower than its trials"
 """Said of a winner, or of one that came before it, whose last run put it behind another; a lap passes it on."""
-RIGHT, WRONG = "right", "wrong answer"
+RIGHT, WRONG, REFUSED = "right", "wrong answer", "refused"
 MOST_FAILURES = 4
 """Reasons in the verdict for arms that did not run."""
 
@@ -64,7 +74,7 @@ def _why_none(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal) -> 
     if gates and not any(gate.passed for gate in gates.values()):
         wrong = [gate for gate in gates.values() if gate.is_judged]
         if not wrong:
-            return f"no arm {next(iter(gates.values())).why}"
+            return f"no arm {next(iter(gates.values())).why.replace('could not', 'could', 1)}"
         return f"no arm gives the right answer ({wrong[0].why})"
     if not any(row.ok for row in rows):
         return f"no trial ran ({rows[-1].why})" if rows else "no trial ran"
@@ -82,7 +92,7 @@ def _overtaken(rows: Sequence[Row], gates: Mapping[str, GateRow], winner: Estima
     """Says why the table shows another right one well above the winner, or that the winner's last run belied it."""
     right = {name for name, gate in gates.items() if gate.passed}
     last = {row.config: row for row in rows if row.tail}
-    died = {config for config, row in last.items() if not row.ok}  # which is told as a refusal
+    died = died_at_last(rows)  # which is told as a refusal
     known = [
         one for config, one in estimates(rows).items() if numeric_class(config.arm) in right and config not in died
     ]
@@ -142,7 +152,9 @@ def headline_rows(rows: Sequence[Row], gates: Mapping[str, GateRow], goal: Goal)
     """
     known = estimates(rows)
     answers = {config: _answer(gates.get(numeric_class(config.arm))) for config in known}
-    ranked = [one.config for one in goal.order(known.values()) if answers[one.config]["status"] != WRONG]
+    for config in died_at_last(rows) & known.keys():
+        answers[config]["status"] = REFUSED
+    ranked = [one.config for one in goal.order(known.values()) if answers[one.config]["status"] not in (WRONG, REFUSED)]
     best = min(ranked, key=lambda config: answers[config]["status"] != RIGHT, default=None)
     found = [
         {
