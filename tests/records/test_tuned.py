@@ -138,6 +138,13 @@ def test_a_faster_profile_stored_meanwhile_stays(store):
     assert read_profile(path) == theirs
 
 
+def test_a_faster_profile_without_a_limit_does_not_stay_for_one_with_it(store):
+    store.save(profile(samples_per_s=1000.0, measured_at="2026-01-01T10:04:00+00:00", record="runs/theirs"))
+    mine = profile(p95_limit_ms=20.0)
+    path, why_not = store.save(mine)
+    assert why_not == "" and read_profile(path) == mine
+
+
 def test_a_torn_or_foreign_file_is_told_and_does_not_hide_the_others(store):
     path, _ = store.save(profile())
     (store.folder / "unet.train.torn.json").write_text('{"schema_version": 1, "arm"')

@@ -195,7 +195,7 @@ def stored_profile(
     if not store.candidates(question.target, question.mode):
         return None, []
     try:
-        found = _understood(store.find(ask_key(question)))
+        found = understood(store.find(ask_key(question)))
     except HotlapError as error:
         lines = [f"The tuned profile was not looked at: {error.what}."]
         emit(events.warn(lines[0]))
@@ -206,7 +206,7 @@ def stored_profile(
     return (on_device(found.profile, question.device) if found.profile and found.holds else None), lines
 
 
-def _understood(found: Found) -> Found:
+def understood(found: Found) -> Found:
     """The same; a profile whose arm this version does not know, as one of another version may be, is told as broken."""
     if found.profile is None or not found.holds:
         return found

@@ -85,6 +85,8 @@ class TunedProfile:
     """Canonical spelling, as in ``cuda:bf16+channels_last+compile``."""
     batch: int
     objective: str
+    p95_limit_ms: float | None = None
+    """Milliseconds that 95% of the steps had to keep within, where that was asked for."""
     samples_per_s: float
     samples_ms: list[list[float]]
     """Raw step times of the winner, a list for each process; the last is the final run."""
@@ -103,6 +105,11 @@ class TunedProfile:
     measured_at: str
     record: str
     """The search's record."""
+
+    @property
+    def goal(self) -> str:
+        """The objective, with the limit that was set to it."""
+        return self.objective + ("" if self.p95_limit_ms is None else f" within {self.p95_limit_ms:g} ms")
 
 
 @dataclass(frozen=True)
@@ -300,7 +307,7 @@ def _readable(path: Path) -> TunedProfile | None:
 
 
 def _beaten_meanwhile(mine: TunedProfile, other: TunedProfile) -> bool:
-    if other.objective != mine.objective or other.measured_at <= mine.searched_from:
+    if other.goal != mine.goal or other.measured_at <= mine.searched_from:
         return False
     return other.record != mine.record and other.samples_per_s > mine.samples_per_s
 

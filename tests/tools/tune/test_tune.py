@@ -215,6 +215,8 @@ def test_a_profile_for_another_objective_makes_way_and_is_named():
     assert f"{found(first)['winner']['arm']} at batch 4, for throughput" in text and "for memory" in text
     assert text in second.notes and found(second)["stored"] == found(first)["stored"]
     assert not any("made way" in note for note in tune(config(batch=4, mode="infer", objective="memory")).notes)
+    third = tune(config(batch=4, mode="infer", objective="memory", p95_ms=1e4))
+    assert any("for memory) made way for this one, for memory within 10000 ms" in note for note in third.notes)
 
 
 @pytest.mark.usefixtures("folder", "jobs_in_process")

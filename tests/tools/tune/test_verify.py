@@ -121,6 +121,23 @@ def test_a_profile_that_cannot_be_read_is_named():
         tune(config())
 
 
+@pytest.mark.usefixtures("stored")
+def test_a_profile_of_another_version_is_named_with_what_is_unknown():
+    (file,) = ProfileStore().folder.glob("*.train.*.json")
+    file.write_text(file.read_text().replace("cpu:bf16", "cpu:fp6"))
+    with pytest.raises(RecordError, match=rf"tuned profile '.*{file.name}' cannot be used: unknown option 'fp6'"):
+        tune(config())
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_dry_run_tells_which_profile_would_be_verified(capsys):
+    given = ["tune", "conv.py:net", "--input", "3x8x8", "--device", "cpu", "--for", "infer", "--verify", "--dry-run"]
+    assert command(given) == 0
+    told = capsys.readouterr().out
+    assert "profile    cpu:bf16+channels_last at batch 6, measured 2026-01-02" in told
+    assert "consumer   hotlap serve" in told and "every trial" not in told
+
+
 SEEN = {
     "batches": [6, 6, 4], "dtypes": ["float32"], "channels_last": None, "compiled": True, "tf32": True,
     "cudnn_benchmark": True, "threads": 2, "fused": False, "num_replays": 0,

@@ -42,6 +42,7 @@ from hotlap.tools.tune.rows import GateRow, Outcome, Row, died_at_last, estimate
 from hotlap.tools.tune.search import Search
 from hotlap.tools.tune.space import Space, make_space
 from hotlap.tools.tune.verdict import give_verdict, headline_rows
+from hotlap.tools.tune.verify import preview as preview_verify
 from hotlap.tools.tune.verify import verify
 
 
@@ -135,7 +136,9 @@ def describe(config: TuneConfig, nursery: Starter | None = None) -> Description:
 
 
 def preview(config: TuneConfig) -> list[str]:
-    """What a search with this config would try; loads the target, measures nothing."""
+    """What a search with this config would try, or what would be verified; loads the target, measures nothing."""
+    if config.verify:
+        return preview_verify(config)
     about = describe(config)
     space = space_of(config, about)
     leader = space.firsts[-1]
@@ -248,6 +251,7 @@ class _Run:
             arm=config.arm,
             batch=config.batch,
             objective=self.config.objective,
+            p95_limit_ms=self.config.p95_ms,
             samples_per_s=found.rate,
             samples_ms=[row.wall_ms for row in mine],
             p50_ms=found.p50_ms,
@@ -281,8 +285,8 @@ class _Run:
     def _tell_of(self, was: TunedProfile, now: TunedProfile) -> None:
         """Names a profile that made way for one of another objective, or for a slower one."""
         one, made_way = f"{was.arm} at batch {was.batch}", "made way for this one"
-        if was.objective != now.objective:
-            said = f"({one}, for {was.objective}) {made_way}, for {now.objective}: there is one of a kind"
+        if was.goal != now.goal:
+            said = f"({one}, for {was.goal}) {made_way}, for {now.goal}: there is one of a kind"
             self._warn(f"The stored profile {said}.")
         elif now.objective == "throughput" and was.samples_per_s > (1 + CLOSE) * now.samples_per_s:
             said = f"({one}, {format_rate(was.samples_per_s)}) was faster and {made_way}"

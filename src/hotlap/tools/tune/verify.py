@@ -12,7 +12,7 @@ from hotlap.base.settings import Layer, resolve
 from hotlap.engine.config import TrainConfig
 from hotlap.engine.tuned import with_profile
 from hotlap.measure.arms import ArmSpec, parse_arm
-from hotlap.measure.fingerprint import Question, ask_key, on_device
+from hotlap.measure.fingerprint import Question, ask_key, on_device, understood
 from hotlap.measure.process import run_job
 from hotlap.records.codec import encode
 from hotlap.records.environment import capture
@@ -37,7 +37,7 @@ def verify(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     folder = run_folder(config.runs, name)
     record = begin("verify", name, config, sources or {}, capture())
     wrong = [check for check in checks if check.status == "FAIL"]
-    consumer = "hotlap train" if config.mode == "train" else "hotlap serve"
+    consumer = _consumer(config)
     headline = (
         f"{consumer} does not use the profile: {wrong[0].name} is {wrong[0].observed}, {wrong[0].why}"
         if wrong
@@ -55,6 +55,19 @@ def verify(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] |
     return save(dataclasses.replace(record, status="complete", finished_at=now(), **changes), folder)
 
 
+def preview(config: TuneConfig) -> list[str]:
+    """Which profile would be verified, by which consumer; runs neither."""
+    profile = _find(config)
+    return [
+        f"profile    {profile.arm} at batch {profile.batch}, measured {profile.measured_at[:10]}",
+        f"consumer   {_consumer(config)}, for a few steps with hooks on the model",
+    ]
+
+
+def _consumer(config: TuneConfig) -> str:
+    return "hotlap train" if config.mode == "train" else "hotlap serve"
+
+
 def _find(config: TuneConfig) -> TunedProfile:
     question = Question(
         target=config.target,
@@ -63,7 +76,7 @@ def _find(config: TuneConfig) -> TunedProfile:
         inputs=list(config.input),
         device=config.device,
     )
-    found = ProfileStore().find(ask_key(question))
+    found = understood(ProfileStore().find(ask_key(question)))
     if found.profile is None or found.stale:
         why = [f"the one in {found.path} is stale: {'; '.join(found.stale)}"] if found.profile else []
         raise RecordError(
