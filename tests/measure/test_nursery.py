@@ -245,14 +245,18 @@ def test_nursery_and_worker_end_when_their_parent_is_killed(tmp_path):
         "from hotlap.measure.nursery import Nursery\nfrom hotlap.measure.process import run_job\n"
         f"run_job({job}, timeout_s=500, nursery=Nursery())"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
     try:
         deadline = time.monotonic() + 50
         while not pids.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         worker, nest = map(int, Path(pids).read_text().split())
         assert nest not in (parent.pid, os.getpid()), "the worker was forked by a nursery"
+        assert list(temporary.glob("hotlap-*")), "what its workers keep for each other"
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert gone(worker) and gone(nest)
+    assert not list(temporary.glob("hotlap-*"))

@@ -49,7 +49,7 @@ class Nursery:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MAIN, str(theirs.fileno()), *modules],
+                [sys.executable, "-m", MAIN, str(theirs.fileno()), self.kept, *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._last_words,

@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -34,13 +35,16 @@ Handler = Callable[..., Any] | int | None
 
 def main() -> None:
     """Serves until the parent closes its end; begins anew without the extra modules if they make forking unsafe."""
-    control, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    control, kept, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:]
     why = _load(modules)
     if why and modules:
-        os.execv(sys.executable, [sys.executable, "-m", "hotlap.measure.nursery_main", sys.argv[1]])
-    control.send(f"unfit {why}".encode() if why else b"ready")
-    if not why:
-        _Server(control).serve()
+        os.execv(sys.executable, [sys.executable, "-m", "hotlap.measure.nursery_main", sys.argv[1], kept])
+    try:
+        control.send(f"unfit {why}".encode() if why else b"ready")
+        if not why:
+            _Server(control).serve()
+    finally:  # a parent that was killed cannot do it, and what lies there may be large
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def _load(modules: Sequence[str]) -> str:
@@ -115,6 +119,8 @@ class _Server:
             pass  # the parent is gone, and the worker's code with it
         finally:
             self._kill()
+            if self.pid:
+                os.waitpid(self.pid, 0)  # what it still writes would outlive the folder
 
     def _turn(self) -> bool:
         ready, _, _ = select.select([self.control.fileno(), self.bell], [], [])
