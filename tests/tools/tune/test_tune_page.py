@@ -127,6 +127,8 @@ def test_the_page_has_the_rates_of_the_terminal_where_arms_took_turns():
     shown = {row["arm"]: format_number(row["rate"]) for row in headline_rows_of(record)}
     assert {row.arm: row.rate for row in tune_rows(record)} == shown
     assert shown == {"cpu:keep_memory": "11,314", "cpu:bf16+keep_memory": "5,657"}
+    told = "4 trials, 2 of them in turns with others, the rest each in a process of its own, took"
+    assert told in " ".join(tune_facts(record))
     more = encode(dataclasses.replace(alone[0], batch=16))
     record.extra["tune"]["rows"].append(more)
     assert [point.rate for point in curves(record)[0].points] == pytest.approx([11314, 16000], rel=1e-3)

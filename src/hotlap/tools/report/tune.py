@@ -202,9 +202,11 @@ def tune_facts(record: RunRecord) -> list[str]:
     rows = found.get("rows") or []
     if not rows:
         return []
+    in_turns = sum(bool(row.get("together")) for row in rows)
+    how = f"{in_turns} of them in turns with others, the rest each" if in_turns else "each"
     lines = [
         f"Objective: {found.get('goal', '')}.",
-        f"{format_count(len(rows), 'trial')}, each in a process of its own, took {format_s(found.get('spent_s'))} of "
+        f"{format_count(len(rows), 'trial')}, {how} in a process of its own, took {format_s(found.get('spent_s'))} of "
         f"{format_s(found.get('budget_s'))}.",
     ]
     profile = found.get("profile")
