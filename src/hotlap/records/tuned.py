@@ -257,6 +257,26 @@ def only_search(device: str, about: str, folder: Path | None = None) -> Iterator
         os.close(handle)
 
 
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Holds a run's folder for one search at a time: two that go on with one record would write over each other.
+
+    It is the folder itself that is locked, so nothing is left in it, and whoever dies lets go.
+    """
+    handle = None
+    with contextlib.suppress(OSError):  # where folders cannot be opened there is nothing to lock
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if handle is not None and not _try_lock(handle):
+            raise EnvironmentUnusable(
+                f"the search in {str(folder)!r} is still running", remedy="Wait for it, or end it before it goes on"
+            )
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
 def _search_file(device: str, folder: Path) -> int | None:
     """A file to lock, open: beside the profiles, or with temporary files where those can only be read; None if neither.
 

@@ -26,7 +26,7 @@ from hotlap.records import run as records_run
 from hotlap.records.codec import decode
 from hotlap.records.environment import capture
 from hotlap.records.run import load_record
-from hotlap.records.tuned import ProfileStore, only_search, read_profile, write_profile
+from hotlap.records.tuned import ProfileStore, only_search, only_writer, read_profile, write_profile
 from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune import export as tune_export
 from hotlap.tools.tune import run as tune_run
@@ -204,6 +204,19 @@ def test_a_store_that_cannot_be_written_leaves_the_profile_in_the_runs_folder(mo
     assert text.startswith("The profile could not be stored: cannot write ") and text in record.notes
     assert record.verdict.exit_code == 0 and found(record)["stored"] == ""
     assert read_profile(Path(record.path).parent / "tuned.json").batch == 4
+
+
+@pytest.mark.usefixtures("jobs_in_process")
+def test_a_search_that_still_runs_is_not_resumed_from_beside_it(folder, monkeypatch):
+    """Another store, as another user or container has it, does not know of the search; its folder does."""
+    record = tune(config(batch=4, mode="infer", arms=("cpu",)))
+    before = Path(record.path).read_text()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "other"))
+    with only_writer(Path(record.path).parent):
+        with pytest.raises(EnvironmentUnusable, match=r"the search in '.*' is still running"):
+            tune(hotlap_resolved(resume=str(Path(record.path).parent)))
+        assert Path(record.path).read_text() == before
+    assert tune(hotlap_resolved(resume=str(Path(record.path).parent))).status == "complete"
 
 
 @pytest.mark.usefixtures("folder", "jobs_in_process")

@@ -27,6 +27,7 @@ from hotlap.records.tuned import (
     TunedKey,
     TunedProfile,
     only_search,
+    only_writer,
     stale_reasons,
     write_profile,
 )
@@ -75,7 +76,14 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         about = describe(config, nursery)
         space = space_of(config, about)
         with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
-            return _search(_Run(config, emit, about, space, sources, environment, nursery, claim))
+            folder = claim.folder if claim is not None else _folder_of(config)
+            with only_writer(folder):
+                return _search(_Run(config, emit, about, space, sources, environment, nursery, claim))
+
+
+def _folder_of(config: TuneConfig) -> Path:
+    """The folder of the search that goes on."""
+    return Path(find_search(config.resume, config.runs).path).parent
 
 
 def cuts(config: TuneConfig, space: Space) -> list[str]:
