@@ -155,6 +155,12 @@ def test_the_snippets_are_python_with_the_arguments_of_each_trainer(tmp_path):
     assert face["per_device_train_batch_size"] == 64 and face["bf16"] and not face["fp16"]
     assert (face["torch_compile"], face["torch_compile_mode"]) == (True, "reduce-overhead")
     assert face["optim"] == "adamw_torch_fused"
+    by_hand = "# by hand: the optimizer with fused=True"
+    assert by_hand in (tmp_path / "lightning_arguments.py").read_text()
+    assert by_hand not in (tmp_path / "huggingface_arguments.py").read_text(), "optim has said it"
+    for name in ("lightning", "huggingface"):
+        first = (tmp_path / f"{name}_arguments.py").read_text().partition("\n")[0]
+        assert first == f"# u-net 1: {PROFILE.arm} at batch 64 --for train, found by hotlap tune on Fake H1"
     assert "# by hand: model = model.to(memory_format=torch.channels_last)" in (
         (tmp_path / "huggingface_arguments.py").read_text()
     )
@@ -177,7 +183,7 @@ def test_lightning_is_told_which_float32_was_measured(tmp_path, arm, by_hand):
     write_exports(dataclasses.replace(PROFILE, arm=arm), rows(), ABOUT, tmp_path)
     text = (tmp_path / "lightning_arguments.py").read_text()
     assert re.findall(r"^# by hand: (.*)$", text, re.M) == by_hand
-    assert text.startswith(f"# {arm} at batch 64 --for train, found by hotlap tune on Fake H1\n")
+    assert text.startswith(f"# u-net 1: {arm} at batch 64 --for train, found by hotlap tune on Fake H1\n")
     face = (tmp_path / "huggingface_arguments.py").read_text()
     assert "by hand" not in face
     if arm.startswith("cuda"):

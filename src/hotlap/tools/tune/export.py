@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -37,8 +38,8 @@ def write_exports(profile: TunedProfile, rows: Sequence[Row], about: Description
     sizes = folder / SIZES_NAME
     texts = {
         sizes: json.dumps(batch_sizes(profile, rows, about.name, _existing(sizes)), indent=2, allow_nan=False) + "\n",
-        folder / "lightning_arguments.py": lightning_arguments(profile, volumes=about.has_volumes),
-        folder / "huggingface_arguments.py": huggingface_arguments(profile, volumes=about.has_volumes),
+        folder / "lightning_arguments.py": lightning_arguments(profile, about.name, volumes=about.has_volumes),
+        folder / "huggingface_arguments.py": huggingface_arguments(profile, about.name, volumes=about.has_volumes),
     }
     if profile.key.mode == "infer":
         texts[folder / "config.pbtxt"] = triton_config(profile, rows, about.name)
@@ -149,7 +150,7 @@ def triton_config(profile: TunedProfile, rows: Sequence[Row], model: str) -> str
     )
 
 
-def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
+def lightning_arguments(profile: TunedProfile, model: str, *, volumes: bool = False) -> str:
     """Python with the arguments of a Lightning Trainer and what it has none for."""
     arm = parse_arm(profile.arm)
     precision = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[arm.precision]
@@ -166,10 +167,10 @@ def lightning_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
     elif arm.device == "cuda":  # as it was measured; the other trainer has an argument for it
         by_hand.append('torch.backends.fp32_precision = "ieee", for by itself torch lets convolutions take TF32')
     by_hand += ["hotlap.measure.recompute.recompute_blocks(model)"] if arm.recompute else []
-    return _snippet(profile, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, by_hand)
+    return _snippet(profile, model, {"TRAINER": trainer, "DATALOADER": loader, "COMPILE": _compile(arm)}, by_hand)
 
 
-def huggingface_arguments(profile: TunedProfile, *, volumes: bool = False) -> str:
+def huggingface_arguments(profile: TunedProfile, model: str, *, volumes: bool = False) -> str:
     """Python with the TrainingArguments of a Hugging Face Trainer."""
     arm = parse_arm(profile.arm)
     size = "per_device_train_batch_size" if profile.key.mode == "train" else "per_device_eval_batch_size"
@@ -184,7 +185,8 @@ def huggingface_arguments(profile: TunedProfile, *, volumes: bool = False) -> st
     }
     arguments |= {"tf32": arm.precision == "tf32"} if arm.device == "cuda" else {}
     arguments |= {"torch_compile_mode": arm.compile} if arm.compile else {}
-    return _snippet(profile, {"TRAINING_ARGUMENTS": arguments}, _by_hand(arm, volumes))
+    by_hand = _by_hand(dataclasses.replace(arm, fused=False), volumes)  # optim says it
+    return _snippet(profile, model, {"TRAINING_ARGUMENTS": arguments}, by_hand)
 
 
 def _compile(arm: ArmSpec) -> dict[str, Any] | None:
@@ -212,8 +214,9 @@ def _by_hand(arm: ArmSpec, volumes: bool) -> list[str]:
     return lines + (["the whole step recorded as a CUDA graph"] if arm.graph else [])
 
 
-def _snippet(profile: TunedProfile, values: dict[str, Any], by_hand: list[str]) -> str:
-    what = f"{profile.arm} at batch {profile.batch} --for {profile.key.mode}"
+def _snippet(profile: TunedProfile, model: str, values: dict[str, Any], by_hand: list[str]) -> str:
+    name = " ".join(model.split())  # a comment ends with its line
+    what = f"{name}: {profile.arm} at batch {profile.batch} --for {profile.key.mode}"
     head = f"# {what}, found by hotlap tune on {profile.key.device_name}"
     lines = [head, f"# torch {profile.key.torch}, {profile.measured_at}, {profile.samples_per_s:.1f} samples/s"]
     lines += [f"# by hand: {line}" for line in by_hand]
