@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import pickle
 import re
@@ -98,6 +99,8 @@ def _unreadable(file: Path, error: Exception, expected: str) -> RecordError:
     if isinstance(error, pickle.UnpicklingError):  # whose words advise to execute what is in the file
         named = re.search(r"(?:GLOBAL|type) ([\w.]+)", str(error))
         said = f"it asks for {named[1]}" if named else said
+    elif _lacks_its_end(error):
+        said = "it is damaged or cut short"
     elif isinstance(error, (RuntimeError, OSError)) or file.suffix == ".safetensors":
         said = (str(error).strip().splitlines() or [said])[0]
     return RecordError(
@@ -105,6 +108,13 @@ def _unreadable(file: Path, error: Exception, expected: str) -> RecordError:
         expected=expected,
         remedy="Copy or save it again",
     )
+
+
+def _lacks_its_end(error: Exception) -> bool:
+    """Whether torch has missed what an archive ends with; of some sizes, it looks for that before the beginning."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EINVAL
+    return "failed finding central directory" in str(error)
 
 
 def _short(said: str) -> str:
