@@ -79,7 +79,7 @@ def test_a_stack_of_pages_is_named(folder, part):
         find_images(folder)[1].read()
 
 
-@pytest.mark.parametrize("value", [0.5, np.nan, np.inf, 2**32 + 1])
+@pytest.mark.parametrize("value", [0.5, np.nan, np.inf, 2**32 + 1, -1, -1.0])
 def test_a_label_that_numbers_nothing_is_named(folder, value):
     (folder / "labels" / "cell1.png").unlink()
     kind = np.int64 if isinstance(value, int) else np.float32

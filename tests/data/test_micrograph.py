@@ -273,6 +273,11 @@ def bad(folder, kind):
         pytest.importorskip("tifffile").imwrite(path, good.astype(np.uint16), photometric="rgb", compression="lzma")
     elif kind == "no page":
         path.write_bytes(b"II*\0" + bytes(4))
+    elif kind == "complex tiff":
+        pytest.importorskip("tifffile").imwrite(path, good[..., 0].astype(np.complex64))
+    elif kind == "no pixels":
+        header = struct.pack(">IIBBBBB", 0, 5, 8, 2, 0, 0, 0)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
     elif kind == "five channels":
         path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
     return path
@@ -289,11 +294,18 @@ def bad(folder, kind):
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
         ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"), ("no page", "it has no page"),
+        ("complex tiff", "its samples of 64 bits are not read"), ("no pixels", "its PNG header is damaged"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_with_its_reason(tmp_path, kind, reason):
     with pytest.raises(UnreadablePicture, match=rf"a.png' cannot be read: .*{reason}"):
         one(bad(tmp_path, kind))
+
+
+def test_a_microscope_s_own_format_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "a.czi").write_bytes(b"ZISRAWFILE")
+    with pytest.raises(UnreadablePicture, match=r"a.czi' cannot be read: no known picture format; save it as TIFF"):
+        one(tmp_path / "a.czi")
 
 
 def test_too_many_pixels_are_refused_before_decoding(tmp_path):

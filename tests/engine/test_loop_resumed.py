@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from killed_trainer import differences
 from tiny_workload import Tiny
 from whole_training import column, newest, train, trainer, whole
@@ -67,6 +68,19 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, changed, words):
     train(tmp_path, epochs=1)
     with pytest.raises(UsageError, match=words):
         train(tmp_path, changed.pop("workload", None), epochs=2, resume=True, **changed)
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_few_words(tmp_path):
+    """Torch names every tensor: of a network with hundreds, screens full."""
+
+    class Deep(Tiny):
+        def build_model(self):
+            return torch.nn.Sequential(super().build_model(), *(torch.nn.Linear(2, 2) for _ in range(200)))
+
+    train(tmp_path, epochs=1)
+    with pytest.raises(UsageError, match=r"does not fit the model: Error.* \.\.\. Leave the target") as caught:
+        train(tmp_path, Deep(), epochs=2, resume=True)
+    assert len(str(caught.value)) < 800
 
 
 def test_settings_given_to_a_resumed_run_are_heeded(tmp_path):

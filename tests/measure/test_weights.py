@@ -101,6 +101,15 @@ def test_damaged_files_are_refused_by_name(tmp_path, name, content):
         read_weights(tmp_path / name)
 
 
+@pytest.mark.parametrize("size", [3000, 9000, 100_000])
+def test_an_archive_without_its_end_is_said_to_be_cut_short(tmp_path, size):
+    """Of torch's search for it, "Invalid argument" was all that was said, or words on an internal error."""
+    torch.save({"weight": torch.ones(30_000)}, tmp_path / "w.pt")
+    (tmp_path / "w.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:size])
+    with pytest.raises(RecordError, match=r"w\.pt' cannot be read: it is damaged or cut short\. "):
+        read_weights(tmp_path / "w.pt")
+
+
 class Hostile:
     def __init__(self, command):
         self.command = command

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import traceback
 from pathlib import Path
 
 from hotlap.base.errors import TargetError
 
 OURS = Path(__file__).parents[1]
+MOST_WORDS = 300
+"""Characters of an explanation; torch's may name every tensor of a model."""
 
 
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, or its name."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def few_words(said: str) -> str:
+    """An explanation, cut where it is longer than anybody reads."""
+    return textwrap.shorten(said, MOST_WORDS, placeholder=" ...")
+
+
+def misfit(error: BaseException) -> str:
+    """What torch says of weights that are not those of a model."""
+    return few_words(" ".join(str(error).strip().splitlines()[:2]))
 
 
 def their_line(error: BaseException) -> str:

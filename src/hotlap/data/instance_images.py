@@ -59,7 +59,7 @@ class InstanceImage:
         if wrong.size:
             raise DataError(
                 f"label of {self.name!r} has numbers such as {wrong[0]}",
-                expected=f"whole numbers up to {MOST_OBJECTS}, one for each object",
+                expected=f"whole numbers from 0, which is no object, to {MOST_OBJECTS}",
             )
         _check_no_mask(label, self.name)
         return image, label.astype(np.int32)
@@ -68,8 +68,8 @@ class InstanceImage:
 def _is_number(label: Pixels) -> Pixels:  # [H, W] -> [H, W] bool
     """Where a label's values can be the number of an object, or 0 for none."""
     if label.dtype.kind == "f":
-        return np.isfinite(label) & (label == np.round(label)) & (abs(label) <= MOST_OBJECTS)
-    return label <= MOST_OBJECTS
+        return np.isfinite(label) & (label == np.round(label)) & (label >= 0) & (label <= MOST_OBJECTS)
+    return (label >= 0) & (label <= MOST_OBJECTS)
 
 
 def _check_no_mask(label: Pixels, name: str) -> None:  # [H, W]

@@ -27,6 +27,7 @@ from hotlap.data.tiff import (
     COMPRESSION,
     EXTRA_SAMPLES,
     LZW,
+    NONE,
     ORIENTATION,
     PHOTOMETRIC,
     PLANAR,
@@ -102,7 +103,7 @@ def pictures_in(
         if content[:4] in _TIFF:
             yield from _read_tiff(content, path, most_pixels, skip, begin, hear)
         elif begin == 0:
-            yield Picture(path, None, _checked(_read_other(content, most_pixels)))
+            yield Picture(path, None, _checked(_read_other(content, path, most_pixels)))
     except UnreadablePicture:
         raise
     except _damage() as error:
@@ -140,13 +141,13 @@ def _unreadable(path: Path, error: BaseException, where: str = "") -> Unreadable
     return (PictureTooLarge if isinstance(error, TooLarge) else UnreadablePicture)(str(path), where + said)
 
 
-def _read_other(content: bytes, most_pixels: int) -> np.ndarray:
+def _read_other(content: bytes, path: Path, most_pixels: int) -> np.ndarray:
     """A PNG, JPEG or BMP."""
     from PIL import ImageOps
 
     if not content:
         raise ValueError("the file is empty")
-    image = _opened(content, most_pixels)
+    image = _opened(content, most_pixels, "; save it as TIFF" if path.suffix.lower() in MICROSCOPES else "")
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a photograph with its preview
         raise ValueError(f"it is animated: {image.n_frames} frames")
     if needs_all_bits(content):
@@ -157,8 +158,8 @@ def _read_other(content: bytes, most_pixels: int) -> np.ndarray:
     return _samples(image)
 
 
-def _opened(content: bytes, most_pixels: int) -> Any:
-    """The picture as its header describes it, once it is known not to be too large.
+def _opened(content: bytes, most_pixels: int, remedy: str = "") -> Any:
+    """The picture as its header describes it, once it is known not to be too large; ``remedy`` is for what is none.
 
     ``Image.open`` has a limit of its own, for the whole process; asking each format's reader leaves only ours.
     """
@@ -167,10 +168,13 @@ def _opened(content: bytes, most_pixels: int) -> Any:
     for name in _FORMATS:
         make, accepts = image_module.OPEN[name]
         if accepts(content[:16]) is True:
-            image = make(io.BytesIO(content), "")
+            try:
+                image = make(io.BytesIO(content), "")
+            except SyntaxError as error:  # "not identified by this driver" is all that Pillow may say
+                raise ValueError(f"its {name} header is damaged: {error}") from error
             _check_size(image.width, image.height, most_pixels)
             return image
-    raise ValueError("no known picture format")
+    raise ValueError(f"no known picture format{remedy}")
 
 
 def _check_size(width: int, height: int, most_pixels: int) -> None:
@@ -221,6 +225,8 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
     samples = page.decode() if colours != _YCBCR else None
     if samples is None:
         deepest = max(page.tags.get(BITS, (1,)))
+        if deepest > 8 and page.tag(COMPRESSION, 1) in NONE:
+            raise ValueError(f"its samples of {deepest} bits are not read; save it with 8 or 16, or as float")
         if deepest > 8:  # Pillow would cut colour down to 8 without a word
             raise ValueError(f"its compression {page.tag(COMPRESSION, 1)} is not read with {deepest} bits a sample")
         image = _opened(page.content, most_pixels)

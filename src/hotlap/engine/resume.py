@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotlap.base.errors import UsageError
+from hotlap.base.raised import misfit
 from hotlap.engine.checkpoint import Checkpoint
 from hotlap.engine.parts import Parts
 
@@ -30,9 +31,8 @@ def load_parts(parts: Parts, checkpoint: Checkpoint, *, seed: int, micro: int | 
     try:
         parts.load_weights(state)
     except (RuntimeError, ValueError) as error:
-        said = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} does not fit the model: {said}",
+            f"the checkpoint {str(checkpoint.path)!r} does not fit the model: {misfit(error)}",
             remedy="Leave the target and its workload options as they were in the run to resume",
         ) from error
     for group, value in zip(parts.optimizer.param_groups, fused, strict=True):

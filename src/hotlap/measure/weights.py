@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import pickle
 import re
 import struct
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotlap.base.errors import EnvironmentUnusable, RecordError, UsageError
+from hotlap.base.raised import few_words, misfit
 from hotlap.workload import Workload
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ UNREADABLE = (
     struct.error,
 )
 """What torch raises on files that are no archive: it takes their bytes for a pickle's commands."""
-MOST_WORDS = 300
-"""Characters of an explanation; torch's may name every tensor of a model."""
 
 
 def with_weights(workload: Workload, file: Path) -> Workload:
@@ -98,17 +97,22 @@ def _unreadable(file: Path, error: Exception, expected: str) -> RecordError:
     if isinstance(error, pickle.UnpicklingError):  # whose words advise to execute what is in the file
         named = re.search(r"(?:GLOBAL|type) ([\w.]+)", str(error))
         said = f"it asks for {named[1]}" if named else said
+    elif _lacks_its_end(error):
+        said = "it is damaged or cut short"
     elif isinstance(error, (RuntimeError, OSError)) or file.suffix == ".safetensors":
         said = (str(error).strip().splitlines() or [said])[0]
     return RecordError(
-        f"weights = {str(file)!r} cannot be read: {_short(said)}",
+        f"weights = {str(file)!r} cannot be read: {few_words(said)}",
         expected=expected,
         remedy="Copy or save it again",
     )
 
 
-def _short(said: str) -> str:
-    return textwrap.shorten(said, MOST_WORDS, placeholder=" ...")
+def _lacks_its_end(error: Exception) -> bool:
+    """Whether torch has missed what an archive ends with; of some sizes, it looks for that before the beginning."""
+    if isinstance(error, OSError):
+        return error.errno == errno.EINVAL
+    return "failed finding central directory" in str(error)
 
 
 def _state_dict(data: Any, file: Path) -> dict[str, Tensor]:
@@ -130,8 +134,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], file: Path) ->
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        said = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise UsageError(
-            f"weights = {str(file)!r} do not fit the model: {_short(said)}",
+            f"weights = {str(file)!r} do not fit the model: {misfit(error)}",
             remedy="Give the options that it was trained with, as --set workload.NAME=VALUE",
         ) from error

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.base.errors import DataError, EnvironmentUnusable, UsageError
+from hotlap.base.raised import misfit
 from hotlap.data.plain_pickle import load_plain_pickle
 from hotlap.measure.weights import read_weights
 from hotlap.mesh.graph_layers import GraphConv
@@ -66,9 +67,8 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], file: Path) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        said = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise UsageError(
-            f"init = {str(file)!r} does not fit: {said}",
+            f"init = {str(file)!r} does not fit: {misfit(error)}",
             remedy="Give the options that it was trained with, as --set workload.hidden=64",
         ) from error
 
