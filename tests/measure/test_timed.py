@@ -243,14 +243,39 @@ def test_energy_is_counted_per_step():
     assert timer.samples["energy"] == [3.0]
 
 
-def test_compiling_again_during_timing_is_flagged(monkeypatch):
-    timer = ArmTimer(Waiter(), seed=0)
-    timer.spec = ArmSpec(device="cpu", compile="default")
-    timer.graphs, timer.step_s = 1, 0.001
-    monkeypatch.setattr(timed, "_count_graphs", lambda: 2)
-    trace = time_arms([timer], protocol(), quiet)
-    assert trace.notes["cpu"] == ["torch.compile compiled again during timing"]
-    assert trace.measurements[0].flags == ["torch.compile compiled again during timing"]
+class Compiling(Waiter):
+    """A model that is compiled in some of its steps."""
+
+    def __init__(self, counts, *when):
+        super().__init__(0.001)
+        self.spec = ArmSpec(device="cpu", compile="default")
+        self.counts, self.when = counts, when
+
+    def step(self):
+        self.counts[0] += self.steps + 1 in self.when
+        return super().step()
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "told"),
+    [
+        ((1,), (1,), ([], [])),
+        ((1, 3), (1,), ([timed.COMPILED_AGAIN], [])),
+        ((1,), (1, 3), ([], [timed.COMPILED_AGAIN])),
+        ((), (), ([timed.NOT_COMPILED], [timed.NOT_COMPILED])),
+    ],
+    ids=["both at first", "one again", "the other again", "neither"],
+)
+def test_whose_compilation_fell_into_its_timing_is_told_and_who_was_not_compiled(monkeypatch, mine, other, told):
+    counts = [0]
+    monkeypatch.setattr(timed, "_count_graphs", lambda: counts[0])
+    timers = [ArmTimer(Compiling(counts, *when), seed=0, label=name) for name, when in (("a", mine), ("b", other))]
+    for timer in timers:
+        timer.step_s = 0.001
+    trace = time_arms(timers, protocol(), quiet)
+    assert (trace.notes["a"], trace.notes["b"]) == told
+    walls = {one.arm: one.flags for one in trace.measurements if one.quantity == "wall"}
+    assert (walls["a"], walls["b"]) == told
 
 
 def test_collecting_between_blocks_does_not_walk_what_was_there_before(monkeypatch):

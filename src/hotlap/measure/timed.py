@@ -37,6 +37,8 @@ REWARM_BELOW_S = 0.2
 ENERGY_SECONDS = 0.5
 """The card's energy counter ticks every few tens of milliseconds; a reading over less says little."""
 NOT_FINITE = "answers were not finite after the timed steps"
+COMPILED_AGAIN = "torch.compile compiled again during timing"
+NOT_COMPILED = "torch.compile gave up on the model without a word, so that it ran as it is"
 NOT_STEADY = "warm-up ended before times were steady"
 """The flag of samples that may still be settling."""
 
@@ -86,7 +88,6 @@ class ArmTimer:
         session.step()
         self._synchronize()
         self.first_step_s = time.perf_counter() - begin
-        self.graphs = _count_graphs()
 
     def _synchronize(self) -> None:
         if self.on_cuda:
@@ -115,7 +116,6 @@ class ArmTimer:
             iterations = max(1, min(100, math.ceil(50 / max(block.wall_ms, 1e-3))))
         self.warmup_s = time.perf_counter() - begin
         self.step_s = medians[-1] / 1e3
-        self.graphs = _count_graphs()
 
     def _step(self) -> None:
         self.session.step()
@@ -273,8 +273,8 @@ def time_arms(timers: list[ArmTimer], protocol: Protocol, listen: Listen) -> Tra
             trace.errors.append((timer, error))
             alive.remove(timer)
     for timer in alive:
-        if timer.spec.compile and _count_graphs() > timer.graphs:
-            timer.flags.add("torch.compile compiled again during timing")
+        if timer.spec.compile and not _count_graphs():
+            timer.flags.add(NOT_COMPILED)
         trace.measurements += timer.measurements(protocol.process)
         trace.notes[timer.label] = sorted(timer.flags)
     return trace
@@ -290,6 +290,7 @@ def _one_block(
     trace: Trace,
 ) -> None:
     before, (blocks, iterations) = watch.card(timer), plan
+    graphs = _count_graphs()
     gc.collect()
     gc.disable()
     try:
@@ -301,6 +302,8 @@ def _one_block(
                 timer.time_transfer(iterations)
     finally:
         gc.enable()
+    if timer.spec.compile and _count_graphs() > graphs:
+        timer.flags.add(COMPILED_AGAIN)
 
 
 def _count_graphs() -> int:

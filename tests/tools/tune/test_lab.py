@@ -40,7 +40,6 @@ def test_the_gate_takes_no_larger_batch_than_the_search_may(monkeypatch, given, 
 @pytest.mark.parametrize(
     ("counts", "note"),
     [
-        ({"num_graphs": 0}, "torch.compile gave up on the model without a word, so that it ran as it is"),
         ({"num_breaks": 1}, "torch.compile broke the graph 1 time"),
         ({"num_recompiles": 2}, "torch.compile compiled again 2 times while steps were timed"),
         ({"tail_graphs": 1}, "torch.compile made 1 more graph for the ragged tail"),
@@ -58,6 +57,19 @@ def test_what_the_compiler_did_is_told_in_the_row_and_in_the_verdict(monkeypatch
     both = dataclasses.replace(row, notes=["torch.compile is slow", *row.notes])
     lines = give_verdict(config(), Goal("throughput"), [both, both], {}, None, "failed", "x").lines[1:]
     assert lines == ["cpu:compile: torch.compile is slow", *([f"cpu:compile: {note}"] if note else [])]
+
+
+@pytest.mark.parametrize(("arm", "status"), [("cpu:compile", "failed"), ("cpu", "ok")])
+def test_what_was_to_be_compiled_and_was_not_is_no_result(monkeypatch, arm, status):
+    """By its noise it could win, under a name that it did not earn."""
+    trial = {"arm": arm, "batch": 4, "wall_ms": [1.0], "interval_ms": [1.0], "first_step_s": 1.0}
+    monkeypatch.setattr(lab, "run_job", lambda job, **options: trial | {"memory": {}, "num_graphs": 0})
+    laboratory = lab.ProcessLab(
+        config(), Budget(seconds=9, rung_seconds=0.1), saved=lambda: None, say=lambda text: None
+    )
+    row = laboratory.trial("compile", Config(arm, 4), rung=0, attempt=0, tail=0)
+    assert row.status == status
+    assert ("gave up" in row.why) == (status == "failed")
 
 
 def test_the_verdict_says_why_an_arm_did_not_run_once_for_each():

@@ -18,7 +18,7 @@ from hotlap.device.host import read_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.jobs import ArmFailure, Gates, Timings
 from hotlap.measure.process import Starter, run_job
-from hotlap.measure.timed import Protocol
+from hotlap.measure.timed import NOT_COMPILED, Protocol
 from hotlap.measure.trial import MIN_STEPS, Trial
 from hotlap.records.codec import decode, encode
 from hotlap.records.measurement import Gate, Memory
@@ -265,9 +265,9 @@ def status_of(error: HotlapError) -> str:
 
 
 def _measured(answer: Trial) -> dict[str, Any]:
-    notes = list(answer.notes)
     if parse_arm(answer.arm).compile and not answer.num_graphs:
-        notes.append("torch.compile gave up on the model without a word, so that it ran as it is")
+        return {"status": "failed", "why": NOT_COMPILED}
+    notes = list(answer.notes)
     if answer.num_breaks:
         notes.append(f"torch.compile broke the graph {format_count(answer.num_breaks, 'time')}")
     if answer.num_recompiles:
