@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
-from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.base.errors import DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit
 from hotlap.base.format import format_s
 from hotlap.data.view_pixels import read_head
+from hotlap.splat.begun import REMEDY
 from hotlap.splat.photos_config import SplatPhotosConfig
 
 LOOK_S = 0.5
@@ -153,11 +154,15 @@ def _follow(
     emit(events.finish(task))
     if failed:
         raise DataError(
-            f"COLMAP could not find {task}: {failed[0]}", remedy="Look whether all files are photographs"
+            f"COLMAP could not find {task}: {failed[0]}",
+            remedy="Look whether all files are photographs, and whether the disk has room",
         ) from failed[0]
 
 
 def _in_one_file(database: Path) -> None:
     """Brings into the database what may still lie in the log beside it, which is not moved along."""
-    with closing(sqlite3.connect(database)) as opened:
-        opened.execute("PRAGMA journal_mode = DELETE").fetchone()
+    try:
+        with closing(sqlite3.connect(database)) as opened:
+            opened.execute("PRAGMA journal_mode = DELETE").fetchone()
+    except sqlite3.Error as error:
+        raise StorageError(f"{str(database)!r} cannot be written: {error}", remedy=REMEDY) from error
