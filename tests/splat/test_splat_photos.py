@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import fake_pycolmap
 import numpy as np
@@ -157,6 +159,33 @@ def test_an_interrupted_training_of_photographs_says_how_it_goes_on(colmap, aske
     heard.clear()
     assert from_photos(config, heard.append).record.status == "complete"
     assert any(event.text == "went on from step 1" for event in heard)
+
+
+ENDED = """
+import atexit, os, sys, time
+import fake_pycolmap
+
+def extract_features(*given, **options):
+    os.kill(os.getpid(), 2)
+    time.sleep(60)
+
+fake_pycolmap.extract_features = extract_features
+sys.modules["pycolmap"] = fake_pycolmap
+atexit.register(os.abort)  # as COLMAP does when it is torn down at work
+from hotlap.cli.main import run
+sys.exit(run(["splat", "from-photos", *sys.argv[1:], "--no-train"]))
+"""
+
+
+def test_ctrl_c_while_colmap_works_ends_the_process_without_tearing_it_down(scene_folder, tmp_path):
+    command = [sys.executable, "-c", ENDED, str(scene_folder / "images"), "--out", str(tmp_path / "out")]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert "interrupted; the same command goes on after the last stage that was finished" in ended.stderr
+    assert [path.name for path in (tmp_path / "out" / "photos").iterdir()] == ["photos.json"]
 
 
 def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_path):

@@ -19,6 +19,8 @@ from hotlap.data.view_pixels import read_head
 from hotlap.splat.begun import REMEDY
 from hotlap.splat.photos_config import SplatPhotosConfig
 
+THREAD = "hotlap-colmap"
+"""Name of the thread that COLMAP works on."""
 LOOK_S = 0.5
 """Between two looks at how far COLMAP is."""
 QUIET = 3
@@ -144,7 +146,7 @@ def _follow(
         except Exception as error:  # noqa: BLE001 - COLMAP raises whatever it likes; it is told below
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, daemon=True, name=THREAD)
     emit(events.start(task, total))
     began = time.monotonic()
     thread.start()
@@ -157,6 +159,11 @@ def _follow(
             f"COLMAP could not find {task}: {failed[0]}",
             remedy="Look whether all files are photographs, and whether the disk has room",
         ) from failed[0]
+
+
+def is_colmap_working() -> bool:
+    """Whether COLMAP still works on what was interrupted: nothing but the process's end stops it."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def _in_one_file(database: Path) -> None:

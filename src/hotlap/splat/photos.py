@@ -205,7 +205,7 @@ def make_whole(name: str, result: Path, make: Callable[[Path], None], emit: Emit
         emit(events.note(f"{name}: there already"))
         return {}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=result.parent, prefix=f".{result.name}-") as made:
+    with tempfile.TemporaryDirectory(dir=result.parent, prefix=f".{result.name}-", ignore_cleanup_errors=True) as made:
         make(Path(made) / result.name)
         (Path(made) / result.name).rename(result)
     took = time.monotonic() - began
