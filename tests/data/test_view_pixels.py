@@ -129,7 +129,9 @@ def png_claiming(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (12_000, 8_000)])
 def test_a_picture_too_large_to_decode_is_refused_by_its_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_claiming(width, height))
-    with pytest.raises(UnreadablePicture, match=r"a\.png' cannot be read: .*(20000x20000|400000000|12000x8000)"):
+    with pytest.raises(
+        UnreadablePicture, match=r"a\.png' cannot be read: .*(400000000|12000x8000) .*MAX_IMAGE_PIXELS = 89478485\."
+    ):
         read_head(tmp_path / "a.png")
 
 

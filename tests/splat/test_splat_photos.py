@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import sqlite3
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import fake_pycolmap
 import numpy as np
 import pytest
 
-from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, UnknownName, UsageError
+from hotlap.base.errors import ConfigError, DataError, EnvironmentUnusable, StorageError, UnknownName, UsageError
 from hotlap.base.events import ignore
 from hotlap.cli.main import run
 from hotlap.data.colmap import read_model
@@ -92,7 +97,7 @@ def test_many_photographs_are_compared_with_their_neighbours_only(colmap, asked,
 
 def test_a_run_that_was_ended_goes_on_after_its_last_whole_stage(colmap, asked, tmp_path):
     colmap.failures["exhaustive"] = KeyError("the power went")
-    with pytest.raises(DataError, match="COLMAP could not find matches: 'the power went'"):
+    with pytest.raises(DataError, match=r"COLMAP could not find matches: 'the power went'.*has room"):
         from_photos(asked())
     work = tmp_path / "out" / "photos"
     assert sorted(path.name for path in work.iterdir()) == ["features.db", "photos.json"]
@@ -156,6 +161,33 @@ def test_an_interrupted_training_of_photographs_says_how_it_goes_on(colmap, aske
     assert any(event.text == "went on from step 1" for event in heard)
 
 
+ENDED = """
+import atexit, os, sys, time
+import fake_pycolmap
+
+def extract_features(*given, **options):
+    os.kill(os.getpid(), 2)
+    time.sleep(60)
+
+fake_pycolmap.extract_features = extract_features
+sys.modules["pycolmap"] = fake_pycolmap
+atexit.register(os.abort)  # as COLMAP does when it is torn down at work
+from hotlap.cli.main import run
+sys.exit(run(["splat", "from-photos", *sys.argv[1:], "--no-train"]))
+"""
+
+
+def test_ctrl_c_while_colmap_works_ends_the_process_without_tearing_it_down(scene_folder, tmp_path):
+    command = [sys.executable, "-c", ENDED, str(scene_folder / "images"), "--out", str(tmp_path / "out")]
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert "interrupted; the same command goes on after the last stage that was finished" in ended.stderr
+    assert [path.name for path in (tmp_path / "out" / "photos").iterdir()] == ["photos.json"]
+
+
 def test_another_folder_or_setting_is_refused(colmap, asked, scene_folder, tmp_path):
     from_photos(asked())
     with pytest.raises(ConfigError, match=r"max_side = 800 is not what out = .*Expected 1600"):
@@ -175,6 +207,31 @@ def test_a_bad_photograph_can_be_removed_and_the_same_command_goes_on(colmap, as
         from_photos(asked(folder=str(photos)))
     (photos / "zz.jpg").unlink()
     assert from_photos(asked(folder=str(photos))).photos == 16
+
+
+def test_a_full_disk_is_no_fault_of_a_photograph(colmap, asked, monkeypatch, tmp_path):
+    def full(source, to):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(to))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(
+        StorageError, match=r"out = '.*out' cannot be written: No space left on device\. Free some space"
+    ):
+        from_photos(asked())
+
+
+def test_a_full_disk_is_told_when_colmap_has_filled_it(colmap, asked, monkeypatch, tmp_path):
+    class Full(sqlite3.Connection):
+        def execute(self, sql, *given):
+            if sql.startswith("PRAGMA"):
+                raise sqlite3.OperationalError("database or disk is full")
+            return super().execute(sql, *given)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda database: connect(database, factory=Full))
+    with pytest.raises(StorageError, match=r"features\.db' cannot be written: database or disk is full\. Free some"):
+        from_photos(asked())
+    assert list((tmp_path / "out" / "photos").iterdir()) == [tmp_path / "out" / "photos" / "photos.json"]
 
 
 def test_a_photograph_that_is_too_large_to_train_on_is_refused_at_once(colmap, asked, scene_folder, tmp_path):

@@ -67,6 +67,11 @@ def test_rates_that_ruin_a_scene_from_the_first_step_on_are_seen(settings):
     assert np.array_equal(np.sort(found, axis=0), np.sort(points, axis=0)), "the best is where it began"
 
 
+def test_a_training_on_one_picture_is_told_what_fell(settings):
+    record = train(settings(steps=20, eval_every=10, strategy="none", lr_colors=1e3, lr_opacities=1e3, image_index=0))
+    assert record.status == "stopped" and "the PSNR on its own picture fell to" in record.notes[0]
+
+
 def test_a_diagnosis_is_printed_once_and_what_it_left_is_not_called_broken(scene_folder, tmp_path, capsys):
     rates = ["--lr-colors", "1000", "--lr-opacities", "1000", "--strategy", "none", "--background", "learn"]
     asked = ["splat", "train", str(scene_folder), "--out", str(tmp_path / "run"), "--steps", "40", "--eval-every", "10"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import warnings
 from pathlib import Path
 
 import fake_viser
@@ -23,7 +24,7 @@ from hotlap.splat.live import MOST_SHARE, Live
 from hotlap.splat.look import Look, depth_colors, draw_look, free_camera, pose_from
 from hotlap.splat.render import read_named
 from hotlap.splat.train import train, train_model
-from hotlap.splat.view import Running, view
+from hotlap.splat.view import Running, open_shown, view
 from hotlap.splat.viewer import MOVING_S, Viewer
 
 DOWN = np.array([0.0, -1.0, 0.0])
@@ -178,6 +179,46 @@ def test_a_live_training_is_that_without_a_page(viser, port, settings, tmp_path)
     assert len(server.clients[0].scene.frames) >= 1
     assert [step for step, _ in seen] == [10, 20, 30]
     assert "step 20 of 30" in seen[1][1] and "training PSNR" in seen[1][1]
+
+
+def test_a_score_is_told_with_the_step_it_is_of(viser, port, settings):
+    told = []
+
+    def watch(step, trainer):
+        told.append(fake_viser.ViserServer.last.gui.controls["status"].content)
+
+    train_model(settings(view=port, eval_every=10, strategy="none", steps=20), watch=watch)
+    assert "held-out PSNR" in told[0] and told[0].count(" at step ") == 1 and "dB at step 0" in told[0]
+    assert "dB at step 10" in told[1] and "dB at step 0" not in told[1]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_training_on_one_picture_has_no_held_out_score(viser, port, settings, tmp_path, is_over):
+    told = []
+
+    def watch(step, trainer):
+        told.append(fake_viser.ViserServer.last.gui.controls["status"].content)
+
+    config = settings(view=port, eval_every=10, strategy="none", steps=20, image_index=0)
+    train_model(config, watch=watch)
+    if not is_over:
+        (tmp_path / "out" / "model.ply").unlink()
+    told.append(open_shown(str(tmp_path / "out"), torch.device("cpu")).told())
+    assert len(told) == 3 and all("PSNR on its own picture" in line for line in told)
+    assert not any("held-out" in line for line in told)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_window_that_closes_while_it_is_drawn_is_no_warning(opened, monkeypatch):
+    page, _, server = opened
+    client = server.connect()
+
+    def closed(image, **how):
+        warnings.warn("Queued a BackgroundImageMessage on a closed connection (e.g. via a handle)", stacklevel=2)
+
+    monkeypatch.setattr(client.scene, "set_background_image", closed)
+    page.draw_waiting()
+    assert not page.is_waiting()
 
 
 class Page:

@@ -226,7 +226,9 @@ def _list_runs(config: ListConfig, common: Common) -> int:
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:
-    """Ends one of several processes at once: libraries that wait for the others would wait for ever."""
+    """Ends the process at once: libraries that wait for other processes would wait for ever, and those whose threads
+    still work would abort.
+    """
     from hotlap.cli.main import complain
 
     try:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotlap.base.errors import EXIT_OK
-from hotlap.cli.commands import _dry_run, _exit_code, _print_json, _print_record, _print_text, _stderr
+from hotlap.cli.commands import _dry_run, _exit_code, _leave, _print_json, _print_record, _print_text, _stderr
 from hotlap.cli.options import Common, Request
 from hotlap.cli.show import ProgressDoor, make_console
 
@@ -52,9 +52,17 @@ def run_view(request: Request) -> int:
 
 
 def run_from_photos(request: Request) -> int:
+    from hotlap.cli.main import EXIT_INTERRUPTED, complain
     from hotlap.splat.app import from_photos
+    from hotlap.splat.motion import is_colmap_working
 
-    return _run(request, from_photos, _print_photos)
+    try:
+        return _run(request, from_photos, _print_photos)
+    except KeyboardInterrupt:
+        if not is_colmap_working():
+            raise
+        complain("interrupted; the same command goes on after the last stage that was finished")
+        _leave(lambda: EXIT_INTERRUPTED)
 
 
 def run_export(request: Request) -> int:

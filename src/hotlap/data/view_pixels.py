@@ -79,7 +79,11 @@ def _opened(path: Path) -> Iterator[Any]:
             yield image
     except image_module.UnidentifiedImageError as error:
         raise UnreadablePicture(str(path), "no known picture format") from error
-    except (*_DAMAGE, image_module.DecompressionBombError) as error:
+    except image_module.DecompressionBombError as error:  # of twice our limit, which is not the one to go by
+        said = str(error).partition(" exceeds")[0]
+        reason = f"{said} is more than PIL.Image.MAX_IMAGE_PIXELS = {image_module.MAX_IMAGE_PIXELS}"
+        raise UnreadablePicture(str(path), reason) from error
+    except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreadablePicture(str(path), reason) from error
 

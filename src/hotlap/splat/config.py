@@ -211,6 +211,11 @@ class SplatTrainConfig:
         """The pictures that scores are of, as results name them: a training on one picture holds none out."""
         return "held_out" if self.image_index is None else "trained_on"
 
+    @property
+    def judged_psnr(self) -> str:
+        """What the PSNR of those pictures is called where it is told."""
+        return "held-out PSNR" if self.image_index is None else "PSNR on its own picture"
+
 
 def config_with(preset: str = "default", **changes: object) -> SplatTrainConfig:
     """A preset with some settings changed, for callers in Python."""

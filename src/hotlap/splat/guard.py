@@ -26,7 +26,7 @@ class Stopped(HotlapError):
 
 
 class Fallen(Stopped):
-    """The held-out PSNR fell: what was judged before is better."""
+    """The PSNR it is judged by fell: what was judged before is better."""
 
 
 class Guard:
@@ -69,14 +69,14 @@ class Guard:
         return num
 
     def check_psnr(self, value: float, step: int) -> None:
-        """Stops a training whose held-out PSNR has fallen too far below its best."""
+        """Stops a training whose PSNR, held out, has fallen too far below its best."""
         drop = self.config.abort_psnr_drop
         if step - self.last_reset < RECOVERY:
             return
         if drop and self.best_psnr - value > drop:
             raise Fallen(
-                f"the held-out PSNR fell to {value:.2f} dB at step {step}, {self.best_psnr - value:.2f} dB below "
-                f"its best at step {self.best_step} (abort_psnr_drop = {drop:g})",
+                f"the {self.config.judged_psnr} fell to {value:.2f} dB at step {step}, "
+                f"{self.best_psnr - value:.2f} dB below its best at step {self.best_step} (abort_psnr_drop = {drop:g})",
                 remedy="Lower the rates or stop densifying earlier (--densify-until)",
             )
         if value > self.best_psnr:

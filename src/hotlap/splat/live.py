@@ -10,7 +10,7 @@ from hotlap.base import events
 from hotlap.base.events import Emit
 from hotlap.splat.cameras import Shot
 from hotlap.splat.trainer import Trainer
-from hotlap.splat.viewer import Viewer
+from hotlap.splat.viewer import Viewer, told_psnr
 
 MOST_SHARE = 0.25
 """Of the time that drawing may take while a training runs and somebody looks around; it takes none otherwise."""
@@ -55,7 +55,7 @@ class Live:
         """Shows where the training is."""
         trainer = self._trainer
         steps, count = f"step {trainer.step:,} of {trainer.config.steps:,}", f"{trainer.state.count:,} splats"
-        figures = [f"{name} {value:.2f} dB" for name, value in trainer.figures.items()]
+        figures = [told_psnr(name, *figure, trainer.step) for name, figure in trainer.figures.items()]
         self.viewer.tell(before + ", ".join([steps, count, *figures]))
 
 

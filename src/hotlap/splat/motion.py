@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.base import events
-from hotlap.base.errors import DataError, EnvironmentUnusable
+from hotlap.base.errors import DataError, EnvironmentUnusable, StorageError
 from hotlap.base.events import Emit
 from hotlap.base.format import format_s
 from hotlap.data.view_pixels import read_head
+from hotlap.splat.begun import REMEDY
 from hotlap.splat.photos_config import SplatPhotosConfig
 
+THREAD = "hotlap-colmap"
+"""Name of the thread that COLMAP works on."""
 LOOK_S = 0.5
 """Between two looks at how far COLMAP is."""
 QUIET = 3
@@ -143,7 +146,7 @@ def _follow(
         except Exception as error:  # noqa: BLE001 - COLMAP raises whatever it likes; it is told below
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, daemon=True, name=THREAD)
     emit(events.start(task, total))
     began = time.monotonic()
     thread.start()
@@ -153,11 +156,20 @@ def _follow(
     emit(events.finish(task))
     if failed:
         raise DataError(
-            f"COLMAP could not find {task}: {failed[0]}", remedy="Look whether all files are photographs"
+            f"COLMAP could not find {task}: {failed[0]}",
+            remedy="Look whether all files are photographs, and whether the disk has room",
         ) from failed[0]
+
+
+def is_colmap_working() -> bool:
+    """Whether COLMAP still works on what was interrupted: nothing but the process's end stops it."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def _in_one_file(database: Path) -> None:
     """Brings into the database what may still lie in the log beside it, which is not moved along."""
-    with closing(sqlite3.connect(database)) as opened:
-        opened.execute("PRAGMA journal_mode = DELETE").fetchone()
+    try:
+        with closing(sqlite3.connect(database)) as opened:
+            opened.execute("PRAGMA journal_mode = DELETE").fetchone()
+    except sqlite3.Error as error:
+        raise StorageError(f"{str(database)!r} cannot be written: {error}", remedy=REMEDY) from error

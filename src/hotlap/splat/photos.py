@@ -6,6 +6,7 @@ that is there.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -45,6 +46,7 @@ FEW_SHARE = 0.8
 SCENE, WORK, NOTE = "scene", "photos", "photos.json"
 FEATURES, MATCHES, IMAGES, SPARSE = "features.db", "matches.db", "images", "sparse"
 _ORIENTATION = 0x0112
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 OVERLAP_REMEDY = (
     "Photograph what does not move, in even light, from many places: neighbouring pictures should share two thirds of "
     "what they show, and the camera should move, not only turn"
@@ -203,7 +205,7 @@ def make_whole(name: str, result: Path, make: Callable[[Path], None], emit: Emit
         emit(events.note(f"{name}: there already"))
         return {}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=result.parent, prefix=f".{result.name}-") as made:
+    with tempfile.TemporaryDirectory(dir=result.parent, prefix=f".{result.name}-", ignore_cleanup_errors=True) as made:
         make(Path(made) / result.name)
         (Path(made) / result.name).rename(result)
     took = time.monotonic() - began
@@ -235,6 +237,8 @@ def bring_photos(photos: list[Path], to: Path, emit: Emit) -> None:
                     kept = {"exif": upright.getexif().tobytes()} | ({"quality": 95} if form == "JPEG" else {})
                     upright.save(to / path.name, format=form, **kept)
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise  # the photograph is sound
             raise UnreadablePicture(str(path), str(error) or type(error).__name__) from error
         emit(events.advance("photographs", number, len(photos)))
     emit(events.finish("photographs"))

@@ -67,8 +67,8 @@ class Trainer:
         """Called after every step; gives the seconds it took, which are not the training's."""
         self.ends = False
         """Whether somebody wants it to end: no further step is begun."""
-        self.figures: dict[str, float] = {}
-        """The newest PSNR, of a training picture and of those held out, for who watches."""
+        self.figures: dict[str, tuple[float, int]] = {}
+        """The newest PSNR, of a training picture and of those held out, with its step, for who watches."""
         self._ordered = self.state.count
         self._looked = 0
         """The step at which the losses were last read: their sum is that of the steps since."""
@@ -153,7 +153,7 @@ class Trainer:
         shown = frame.image if self.beside.exposure is None else self.beside.exposure.apply(frame.which, frame.image)
         mask = None if frame.mask is None else frame.mask[0]
         values = {"loss": loss, "psnr": psnr(shown[0].clamp(0, 1), frame.target[0], mask)}
-        self.figures["training PSNR"] = values["psnr"]
+        self.figures["training PSNR"] = values["psnr"], self.step
         if self.beside.color is not None:
             red, green, blue = self.beside.color[0].tolist()
             values |= {"background_r": red, "background_g": green, "background_b": blue}
@@ -182,7 +182,7 @@ class Trainer:
         else:
             scores = mean_scores(judging.scores(which))
         if scores:
-            self.figures["held-out PSNR"] = scores["psnr"]
+            self.figures[self.config.judged_psnr] = scores["psnr"], self.step
         return scores
 
     def state_dict(self, *, drawn_alone: bool = False) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from hotlap.splat.pictures import planned_shot
 from hotlap.splat.render import find_shots, read_named
 from hotlap.splat.stage import open_scene, split_views
 from hotlap.splat.trainer import is_white
-from hotlap.splat.viewer import Viewer
+from hotlap.splat.viewer import Viewer, told_psnr
 
 IDLE_S = 0.05
 """Between two looks at what windows want, where none says so itself: a camera that has come to rest does not."""
@@ -76,9 +76,9 @@ class Finished:
         return self._model
 
     def told(self) -> str:
-        scores = self._opened.results.get("held_out", {})
-        figure = f", held-out PSNR {scores['psnr']:.2f} dB" if "psnr" in scores else ""
-        return f"{len(self._opened.splats):,} splats{figure}"
+        splats, config = f"{len(self._opened.splats):,} splats", self._opened.config
+        scores = self._opened.results.get(config.judged_by, {}) if config is not None else {}
+        return f"{splats}, {config.judged_psnr} {scores['psnr']:.2f} dB" if config and "psnr" in scores else splats
 
     def stands(self) -> list[Shot]:
         """The training's cameras; those around a file are on an orbit."""
@@ -113,7 +113,7 @@ class Running:
 
     def told(self) -> str:
         return f"step {self._step:,} of {self._config.steps:,}, {len(self._model.params['means']):,} splats" + (
-            _last_psnr(self._folder)
+            _last_psnr(self._folder, self._config.judged_psnr, self._step)
         )
 
     def stands(self) -> list[Shot]:
@@ -133,11 +133,11 @@ class Running:
         return True
 
 
-def _last_psnr(folder: Path) -> str:
-    """The newest held-out PSNR of a training's metrics, or that of its last training picture."""
+def _last_psnr(folder: Path, judged: str, step: int) -> str:
+    """The newest PSNR that a training was judged by, or that of its last training picture; ``step`` is the model's."""
     rows = [row for row in read_journal(folder) if "psnr" in row.values]
-    for split, name in (("eval", "held-out"), ("train", "training")):
+    for split, name in (("eval", judged), ("train", "training PSNR")):
         found = [row for row in rows if row.split == split]
         if found:
-            return f", {name} PSNR {found[-1].values['psnr']:.2f} dB"
+            return f", {told_psnr(name, found[-1].values['psnr'], found[-1].step, step)}"
     return ""

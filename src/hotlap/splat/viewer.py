@@ -13,6 +13,7 @@ import math
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -148,7 +149,9 @@ class Viewer:
         self._pixel_s = max(1e-9, (self._clock() - began) / (width * height))
         quality = 90 if side >= int(self._gui.size.value) else 60
         if window.client.client_id in self.server.get_clients():  # it may have gone meanwhile
-            window.client.scene.set_background_image(frame, format="jpeg", jpeg_quality=quality)
+            with warnings.catch_warnings():  # or goes just now: viser warns of a frame that nobody will see
+                warnings.filterwarnings("ignore", ".* on a closed connection")
+                window.client.scene.set_background_image(frame, format="jpeg", jpeg_quality=quality)
 
     def _meet(self, client: Any) -> None:
         """A browser has come: it is shown the scene from its first camera."""
@@ -272,6 +275,11 @@ def _surroundings(stands: Sequence[Shot]) -> tuple[np.ndarray, np.ndarray]:  # [
     length = float(np.linalg.norm(up))
     middle = meeting_point(places, looks, np.zeros((0, 3)))
     return middle, up / length if length > 1e-6 else np.array([0.0, -1.0, 0.0])
+
+
+def told_psnr(name: str, value: float, of_step: int, step: int) -> str:
+    """A score as the page says it, with its step if that is another than the model's."""
+    return f"{name} {value:.2f} dB" + (f" at step {of_step:,}" if of_step != step else "")
 
 
 def open_server(port: int, title: str) -> Any:
