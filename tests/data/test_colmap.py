@@ -164,8 +164,8 @@ def test_missing_and_extra_pictures_are_named(folder):
     scene = read_scene(folder, skip_missing=True)
     assert len(scene.views) == 8 and scene.missing == ("view_004.png",) and scene.unused == ("zebra.jpg",)
     assert scene.notes() == (
-        "1 views have no picture and are left out: 'view_004.png'",
-        "1 pictures belong to no view: 'zebra.jpg'",
+        "1 view has no picture, left out: 'view_004.png'",
+        "1 picture belongs to no view: 'zebra.jpg'",
     )
     for path in (folder / "images").iterdir():
         path.unlink()
@@ -210,7 +210,7 @@ def test_no_points_and_points_that_are_not_finite(folder):
     rewrite(folder, points=points)
     scene = read_scene(folder)
     assert len(scene.points) == len(scene.colors) == 28 and np.isfinite(scene.points).all()
-    assert scene.notes() == ("2 points with coordinates that are not finite are left out",)
+    assert scene.notes() == ("2 points with coordinates that are not finite, left out",)
     (folder / "sparse" / "0" / "points3D.bin").unlink()
     first, second = read_scene(folder), read_scene(folder)
     assert first.random_points and len(first.points) == 100_000
@@ -387,7 +387,7 @@ def test_masks_that_belong_to_no_view_are_told(folder):
     (folder / "masks").mkdir()
     for number in range(9):
         Image.new("L", (24, 16), 255).save(folder / "masks" / f"mask_{number}.png")
-    told = "9 masks have no view's name and are not used: 'mask_0.png', 'mask_1.png', 'mask_2.png', ..."
+    told = "9 masks have no view's name, not used: 'mask_0.png', 'mask_1.png', 'mask_2.png', ..."
     assert read_scene(folder).notes() == (told,)
     (folder / "masks" / "mask_0.png").rename(folder / "masks" / "view_000.png")
     assert read_scene(folder).notes() == (), "masks of some views, and of pictures without a camera, are usual"

@@ -29,7 +29,7 @@ from hotlap.splat.config import (
     config_with,
 )
 from hotlap.splat.evaluate import evaluate
-from hotlap.splat.judge import similarity
+from hotlap.splat.judge import Model, similarity
 from hotlap.splat.opened import export, info, open_splats
 from hotlap.splat.photos_config import SplatPhotosConfig
 from hotlap.splat.render import find_shots, read_named, read_path, render
@@ -71,6 +71,13 @@ def test_a_judgement_from_disk_is_that_of_the_training(trained):
     assert picture(trained / "sheet.jpg").shape == picture(trained / "eval" / "sheet.jpg").shape == (rows, 1200, 3)
     seen = evaluate(SplatEvalConfig(run=str(trained), device="cpu", train_views=True, pictures=0, lpips=False))
     assert len(seen["images"]) == 14 and seen["lpips"] == "not asked for"
+
+
+def test_a_judgement_that_cannot_be_kept_is_not_begun(trained, monkeypatch):
+    monkeypatch.setattr("hotlap.splat.evaluate.os.access", lambda path, how: Path(path).name != "eval")
+    monkeypatch.setattr(Model, "draw", lambda *given: pytest.fail("it was drawn"))
+    with pytest.raises(StorageError, match="eval' may not be written"):
+        evaluate(SplatEvalConfig(run=str(trained), device="cpu"))
 
 
 def test_views_are_drawn_as_they_were_judged(trained):

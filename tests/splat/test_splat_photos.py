@@ -296,7 +296,7 @@ def test_files_of_other_kinds_are_told(colmap, asked, scene_folder, tmp_path):
     heard = []
     assert from_photos(asked(folder=str(folder)), heard.append).photos == 16
     warned = [event.text for event in heard if event.kind == "warn"]
-    assert warned == ["2 files are of no kind that is read here, and left out: 'a.mov', 'b.HEIC'"]
+    assert warned == ["2 files of no kind that is read here, left out: 'a.mov', 'b.HEIC'"]
 
 
 def test_a_file_that_is_no_photograph_is_named(colmap, asked, scene_folder, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotlap.base.errors import ConfigError
+from hotlap.base.format import format_count
 from hotlap.data.pinhole import Lens, Pinhole
 
 if TYPE_CHECKING:
@@ -109,15 +110,16 @@ class Scene:
         """What a user should know about how the files were taken, as sentences; empty if all is plain."""
         said = []
         if self.missing:
-            said.append(f"{len(self.missing)} views have no picture and are left out: {first_few(self.missing)}")
+            count = format_count(len(self.missing), "view has", "views have")
+            said.append(f"{count} no picture, left out: {first_few(self.missing)}")
         if self.unused:
-            said.append(f"{len(self.unused)} pictures belong to no view: {first_few(self.unused)}")
+            count = format_count(len(self.unused), "picture belongs", "pictures belong")
+            said.append(f"{count} to no view: {first_few(self.unused)}")
         if self.idle_masks:
-            said.append(
-                f"{len(self.idle_masks)} masks have no view's name and are not used: {first_few(self.idle_masks)}"
-            )
+            count = format_count(len(self.idle_masks), "mask has", "masks have")
+            said.append(f"{count} no view's name, not used: {first_few(self.idle_masks)}")
         if self.num_bad_points:
-            said.append(f"{self.num_bad_points} points with coordinates that are not finite are left out")
+            said.append(f"{format_count(self.num_bad_points, 'point')} with coordinates that are not finite, left out")
         if self.random_points:
             said.append(f"the scene has no points: {len(self.points)} were drawn at random")
         return (*said, *self._far_away())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make {str(folder)!r}: {error.strerror or error}", remedy=REMEDY) from error
+        if not os.access(folder, os.W_OK):  # said before minutes of judging
+            raise StorageError(f"{str(folder)!r} may not be written", remedy=REMEDY)
         with torch.no_grad():
             model = opened.model(device, config.scene)
             scores = Judging(model, cameras, pictures, folder, config.pictures, lpips=weights).close(emit)

@@ -21,7 +21,7 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError
 from hotlap.base.events import Emit, ignore
-from hotlap.base.format import format_s
+from hotlap.base.format import format_count, format_s
 from hotlap.base.settings import Layer, resolve
 from hotlap.data.colmap import read_model
 from hotlap.data.picture_file import SUFFIXES, UnreadablePicture, opened_picture, require_pillow
@@ -74,7 +74,11 @@ def from_photos(config: SplatPhotosConfig, emit: Emit = ignore) -> FromPhotos:
     photos = find_photos(config)
     others = other_files(Path(config.folder))
     if others:
-        emit(events.warn(f"{len(others)} files are of no kind that is read here, and left out: {first_few(others)}"))
+        emit(
+            events.warn(
+                f"{format_count(len(others), 'file')} of no kind that is read here, left out: {first_few(others)}"
+            )
+        )
     settings = training_settings(config)
     out = Path(config.out)
     scene, work, seconds = out / SCENE, out / WORK, dict[str, float]()
