@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
     gc.collect(1)
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """A loader's dead worker may be told in a finalizer: torch's handler of SIGCHLD raises wherever the process is.
+
+    There it can only be ignored, which pytest would take for a fault of the test; the loader asks the exit codes then.
+    """
+    collect = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "DataLoader worker (pid" not in str(unraisable.exc_value):
+            collect(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def pytest_sessionfinish() -> None:
