@@ -83,7 +83,7 @@ def capture(*, import_torch: bool = True, ask_driver: bool = True) -> Environmen
         memory_bytes=host.memory_bytes,
         driver=driver,
         gpus=gpus,
-        packages=_versions("torch", "triton", "numpy", "scipy", "torchvision", "timm", "nvidia-ml-py", "psutil"),
+        packages=versions_of("torch", "triton", "numpy", "scipy", "torchvision", "timm", "nvidia-ml-py", "psutil"),
         cuda=cuda,
         cudnn=cudnn,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -96,7 +96,8 @@ def _driver_and_gpus() -> tuple[str, list[Gpu]]:
         return nvml.driver_version(), [Gpu(name=c.name, uuid=c.uuid, memory_bytes=c.memory_bytes) for c in cards]
 
 
-def _versions(*names: str) -> dict[str, str]:
+def versions_of(*names: str) -> dict[str, str]:
+    """The versions of those packages that are installed."""
     found = {}
     for name in names:
         try:

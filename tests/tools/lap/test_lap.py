@@ -152,6 +152,9 @@ def test_a_search_that_had_no_time_is_not_passed_off_as_one_that_found_nothing(t
     note = "The budget of 30 s left no time for switches: cpu:fused at batch 16."
     record = go(tmp_path, Day(winner=("cpu", 16), notes=(note,)))
     assert any("time for 1 configuration only; a longer --budget" in line for line in record.verdict.lines)
+    assert record.verdict.headline == (
+        "net train: the search had time for nothing but cpu at batch 16; repeat with a longer --budget"
+    )
     assert not any("longer --budget" in line for line in go(tmp_path).verdict.lines)
 
 

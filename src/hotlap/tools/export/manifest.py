@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from hotlap.base.format import format_bytes
 from hotlap.measure.arms import FORMS, ArmSpec
 from hotlap.measure.deploy_files import TensorInfo
 from hotlap.records.codec import encode
-from hotlap.records.environment import Environment
+from hotlap.records.environment import Environment, versions_of
 from hotlap.tools.export.folder import MARK
 from hotlap.tools.export.rows import FormRow
 
@@ -46,7 +45,7 @@ def make_manifest(
             "hotlap": where.hotlap,
             "python": where.python,
             **packages,
-            **_installed("onnx", "onnxscript", "onnxruntime"),
+            **versions_of("onnx", "onnxscript", "onnxruntime"),
             **({"cuda": where.cuda} if arm.device == "cuda" else {}),
         },
         "made_on": where.device_line(),
@@ -64,16 +63,6 @@ def _entry(row: FormRow, arm: ArmSpec, batch: int) -> dict[str, Any]:
         "remark": " ".join(filter(None, (_REMARKS[row.form], row.warning))),
         "load": loading_code(row, arm, batch),
     }
-
-
-def _installed(*names: str) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def loading_code(row: FormRow, arm: ArmSpec, batch: int) -> str:

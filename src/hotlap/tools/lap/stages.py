@@ -212,7 +212,7 @@ def _chosen(lap: Round) -> tuple[ArmSpec, int]:
     if lap.winner is None:
         raise Skip("the search found nothing that runs and gives the right answer")
     if lap.stays:
-        raise Skip(f"the search found nothing faster than {lap.baseline.name} at batch {lap.batch}")
+        raise Skip(f"the search stays with {lap.baseline.name} at batch {lap.batch}")
     return lap.winner
 
 

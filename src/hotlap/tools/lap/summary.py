@@ -144,6 +144,8 @@ def _judge(found: Lap, lap: Round) -> tuple[str, str, int]:
         return "nothing right", why, verdict.exit_code if verdict else EXIT_CHECK_FAILED
     if lap.stays:
         text = f"{what}: the search found nothing faster than {before} that is right"
+        if _left_out(lap) and _num_tried(lap) == 1:
+            text = f"{what}: the search had time for nothing but {before}; repeat with a longer --budget"
         return "nothing faster", text, EXIT_INCONCLUSIVE
     after = next((row for row in found.table if row.role == "after"), None)
     name = f"{found.tuned} at batch {found.tuned_batch}"
@@ -180,13 +182,21 @@ def _stage_lines(found: Lap) -> list[str]:
 
 def _short_of_time(lap: Round) -> list[str]:
     """What the search left out: a lap that found nothing may not have looked."""
-    search = lap.records.get("tune")
-    notes = [note for note in search.notes if OUT_OF_BUDGET in note] if search else []
+    notes = _left_out(lap)
     if not notes:
         return []
-    tried = len({(row["arm"], row["batch"]) for row in search.extra["tune"].get("rows", [])}) if search else 0
-    ways = format_count(tried, "configuration")
+    ways = format_count(_num_tried(lap), "configuration")
     return [f"the search had time for {ways} only; a longer --budget tries more ({notes[0].rstrip('.')})"]
+
+
+def _left_out(lap: Round) -> list[str]:
+    search = lap.records.get("tune")
+    return [note for note in search.notes if OUT_OF_BUDGET in note] if search else []
+
+
+def _num_tried(lap: Round) -> int:
+    search = lap.records.get("tune")
+    return len({(row["arm"], row["batch"]) for row in search.extra["tune"].get("rows", [])}) if search else 0
 
 
 def _untested(lap: Round) -> list[str]:
