@@ -60,7 +60,7 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     if is_out_of_memory(error):
         return out_of_memory(error, job.get("batch"), job.get("arm", ""))
     said = f"raised {type(error).__name__} while it was measured"
-    where = f"{first_line(error)} {their_line(error)}"
+    where = f"{first_line(error)} {their_line(error)}{_with_samples(job)}"
     if IN_FLOAT64 in getattr(error, "__notes__", ()):
         return TargetError(
             f"target {job.get('target')!r} {said} {IN_FLOAT64}: {where}. In float32 it runs",
@@ -75,6 +75,14 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
         f"target {job.get('target')!r} {said}: {where}",
         remedy=f"{check} one step of it by hand in Python to see the whole trace",
     )
+
+
+def _with_samples(job: dict[str, Any]) -> str:
+    """How many samples the model was given, which a model may refuse; '' where the job does not say."""
+    if not job.get("batch"):
+        return ""
+    of_gate = ", the numeric gate's (bench and tune have --gate-batch)" if job.get("job") == "gate" else ""
+    return f", with a batch of {job['batch']}{of_gate}"
 
 
 def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:
