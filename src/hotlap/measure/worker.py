@@ -60,7 +60,7 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     if is_out_of_memory(error):
         return out_of_memory(error, job.get("batch"), job.get("arm", ""))
     said = f"raised {type(error).__name__} while it was measured"
-    where = f"{first_line(error)} {their_line(error)}{_with_samples(job)}"
+    where = f"{first_line(error)} {their_line(error)}"
     if IN_FLOAT64 in getattr(error, "__notes__", ()):
         return TargetError(
             f"target {job.get('target')!r} {said} {IN_FLOAT64}: {where}. In float32 it runs",
@@ -72,7 +72,7 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     inputs = " ".join(f"--input {text}" for text in job.get("inputs") or ())
     check = f"Does {inputs} fit it (3x224x224; for token ids, 128:int64:32000)? If so, run" if inputs else "Run"
     return TargetError(
-        f"target {job.get('target')!r} {said}: {where}",
+        f"target {job.get('target')!r} {said}: {where}{_with_samples(job)}",
         remedy=f"{check} one step of it by hand in Python to see the whole trace",
     )
 
