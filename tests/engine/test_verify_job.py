@@ -14,6 +14,7 @@ from hotlap.engine.graphs import GraphedPasses
 from hotlap.engine.parts import allow_attention, allowed_attention
 from hotlap.engine.verify_job import Observer, watch
 from hotlap.measure.arms import parse_arm
+from hotlap.measure.jobs import describe
 from hotlap.measure.loaded_workload import LoadedWorkload
 from hotlap.measure.process import quiet
 from hotlap.records.codec import encode
@@ -204,6 +205,16 @@ class Kernelled(nn.Module):
 
     def forward(self, x):
         return self.head(x) * self.scale
+
+class OfHuggingFace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    use_kernels = property(lambda self: False)  # a setting there, which no one else may set
+
+    def forward(self, x):
+        return self.head(x)
 '''
 
 
@@ -223,6 +234,13 @@ def test_where_no_layer_can_show_the_format_it_is_what_autocast_was_set_to(odd, 
     """A model without such layers, or in float64, which autocast leaves alone, is no proof against its consumer."""
     job = {"mode": "infer", "target": f"odd.py:{name}", "inputs": ["4"], "arm": arm, "batch": 3, "seed": 0}
     assert watch(job, quiet).dtypes == [format]
+
+
+def test_a_setting_of_another_library_is_not_taken_for_kernels_of_ours(odd):
+    common = {"target": "odd.py:OfHuggingFace", "seed": 0}
+    assert not describe({"mode": "train", "inputs": ["4"], **common}, quiet).has_kernels
+    assert watch({"mode": "infer", "inputs": ["4"], "arm": "cpu", "batch": 3, **common}, quiet).batches[-1] == 3
+    assert watch(train_job(target="odd.py:OfHuggingFace", input=("4",), batch=4), quiet).num_kernels == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"sdpa": "math", "recompute": "on"}])

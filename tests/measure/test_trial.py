@@ -237,21 +237,40 @@ def test_the_hash_does_not_follow_where_a_function_lies_that_a_layer_prints(fold
     assert first == second
 
 
-def test_the_hash_follows_functions_that_the_model_uses_and_not_what_it_does_not(folder, monkeypatch):
+@pytest.fixture
+def house(folder):
+    """A package of the user's own, beside the target."""
     (folder / "house").mkdir()
-    (folder / "house" / "__init__.py").write_text("")
-    (folder / "house" / "ops.py").write_text("from house import deep\ndef act(x):\n    return deep.same(x)\n")
-    (folder / "house" / "deep.py").write_text("def same(x):\n    return x\n")
-    (folder / "house" / "other.py").write_text("def unused(x):\n    return x\n")
+    yield folder / "house"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "house"]:
+        del sys.modules[name]
+
+
+def test_the_hash_follows_functions_that_the_model_uses_and_not_what_it_does_not(folder, house):
+    (house / "__init__.py").write_text("")
+    (house / "ops.py").write_text("from house import deep\ndef act(x):\n    return deep.same(x)\n")
+    (house / "deep.py").write_text("def same(x):\n    return x\n")
+    (house / "other.py").write_text("def unused(x):\n    return x\n")
     (folder / "net.py").write_text("import json\nfrom house.ops import act\n" + NET)
     first = hashed()
     assert hashed() == first
-    (folder / "house" / "other.py").write_text("# a change\n")
+    (house / "other.py").write_text("# a change\n")
     assert hashed() == first
-    (folder / "house" / "deep.py").write_text("def same(x):\n    return x + 0\n")
+    (house / "deep.py").write_text("def same(x):\n    return x + 0\n")
     assert hashed() != first
-    for name in [name for name in sys.modules if name.partition(".")[0] == "house"]:
-        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    "source", ["from house.sizes import DEPTH", "from house.sizes import *", "from house import DEPTH"]
+)
+def test_the_hash_follows_numbers_that_the_model_imports(folder, house, source):
+    (house / "__init__.py").write_text("from .sizes import DEPTH\n")
+    (house / "sizes.py").write_text("DEPTH = 2\n")
+    (folder / "net.py").write_text(f"{source}\n{NET}")
+    first = hashed()
+    assert hashed() == first
+    (house / "sizes.py").write_text("DEPTH = 20\n")
+    assert hashed() != first
 
 
 def test_the_signature_has_every_tensor_but_not_the_batch():

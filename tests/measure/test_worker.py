@@ -35,6 +35,21 @@ def test_inputs_that_may_not_fit_are_asked_about():
     assert "--input" not in str(worker.explain(error, {"target": "unet"}))
 
 
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"job": "trial", "batch": 32}, "), with a batch of 32. "),
+        ({"job": "gate", "batch": 4}, "), with a batch of 4, the numeric gate's (bench and tune have --gate-batch). "),
+        ({"job": "describe"}, "). Does --input 16 fit it"),
+    ],
+)
+def test_the_batch_that_a_model_refused_is_named(job, words):
+    """A model of windows by the eight runs at 16 samples, and not at the gate's 4; its input is none the worse."""
+    error = raised(lambda: torch.randn(4, 16).view(-1, 8, 16))
+    told = str(worker.explain(error, {"target": "mine.py:net", "inputs": ["16"], **job}))
+    assert words in told
+
+
 def test_a_single_value_for_a_batch_norm_is_told_with_what_helps():
     error = raised(lambda: nn.BatchNorm1d(2)(torch.randn(1, 2)))
     told = str(child.explain(error, "mine.py:net"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -175,12 +177,30 @@ def test_a_profile_without_a_batch_is_left_aside(store):
     )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_store_that_may_not_be_written_says_so(store):
-    store.folder.mkdir(parents=True)
-    store.folder.chmod(0o500)
-    with pytest.raises(StorageError, match=r"cannot write '.*unet\.train"):
-        store.save(profile())
+@contextlib.contextmanager
+def without_rights():
+    """As nobody where root runs the tests, who may write anywhere."""
+    mine, nobody = os.geteuid(), 65534
+    if mine == 0:
+        os.seteuid(nobody)
+    try:
+        yield
+    finally:
+        os.seteuid(mine)
+
+
+def test_a_store_that_may_only_be_read_is_read_and_says_that_it_cannot_be_written():
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own nobody else may enter
+        Path(folder).chmod(0o755)
+        store = ProfileStore(Path(folder) / "tuned")
+        path, _ = store.save(profile())
+        path.chmod(0o444)
+        store.folder.chmod(0o555)
+        with without_rights():
+            with pytest.raises(StorageError, match=r"cannot write '.*unet\.train.*': Permission denied"):
+                store.save(profile(batch=8))
+            assert store.find(KEY).holds and read_profile(path) == profile()
+        store.folder.chmod(0o755)
 
 
 def test_a_store_beneath_a_file_says_so(tmp_path):

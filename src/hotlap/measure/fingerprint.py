@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import inspect
@@ -129,7 +130,22 @@ def _files_used(files: set[str]) -> set[str]:
                 waiting.append(value)
             elif isinstance(value, (FunctionType, type)) and value.__module__ in sys.modules:
                 waiting.append(sys.modules[value.__module__])
+        waiting += _gave_values(module, file)
     return set(found.values()) - files
+
+
+def _gave_values(module: ModuleType, file: str) -> list[ModuleType]:
+    """Modules from which ``module`` imports what does not know where it was defined, as a number does not."""
+    found = []
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        above = (module.__package__ or "").split(".")[: 1 - node.level or None] if node.level else []
+        source = sys.modules.get(".".join([*above, *([node.module] if node.module else [])]))
+        values = [getattr(source, alias.name, None) for alias in node.names]  # of a star none
+        if source and not all(isinstance(value, (ModuleType, FunctionType, type)) for value in values):
+            found.append(source)
+    return found
 
 
 def _own_file(module: ModuleType) -> str:

@@ -23,7 +23,7 @@ from hotlap.device.layout import has_convolutions
 from hotlap.device.timing import FullQueue, time_block, time_host
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.process import Listen
-from hotlap.measure.session import Session
+from hotlap.measure.session import Session, kernel_layers
 from hotlap.measure.timed import ArmTimer, Protocol
 from hotlap.records.ceilings import device_key
 from hotlap.targets import load_target
@@ -151,7 +151,7 @@ def profile_arm(job: dict[str, Any], listen: Listen) -> Profiled:
         waits=waits,
         ceilings_key=_ceilings_key(session),
         has_convolutions=has_convolutions(model),
-        has_kernels=any(hasattr(module, "use_kernels") for module in model.modules()),
+        has_kernels=bool(kernel_layers(model)),
         has_norms=has_norms(model),
         num_weights=sum(weight.numel() for weight in model.parameters()),
         num_weight_tensors=sum(1 for _ in model.parameters()),

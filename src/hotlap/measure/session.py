@@ -269,8 +269,8 @@ def use_kernels(model: nn.Module) -> None:
 
 
 def kernel_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that can be run by a kernel of ours."""
-    return [module for module in model.modules() if hasattr(module, "use_kernels")]
+    """The layers that can be run by a kernel of ours; models of Hugging Face have a setting of that name instead."""
+    return [module for module in model.modules() if callable(getattr(module, "use_kernels", None))]
 
 
 def has_attention(model: nn.Module) -> bool:

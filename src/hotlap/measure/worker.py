@@ -72,9 +72,17 @@ def explain(error: Exception, job: dict[str, Any]) -> HotlapError:
     inputs = " ".join(f"--input {text}" for text in job.get("inputs") or ())
     check = f"Does {inputs} fit it (3x224x224; for token ids, 128:int64:32000)? If so, run" if inputs else "Run"
     return TargetError(
-        f"target {job.get('target')!r} {said}: {where}",
+        f"target {job.get('target')!r} {said}: {where}{_with_samples(job)}",
         remedy=f"{check} one step of it by hand in Python to see the whole trace",
     )
+
+
+def _with_samples(job: dict[str, Any]) -> str:
+    """How many samples the model was given, which a model may refuse; '' where the job does not say."""
+    if not job.get("batch"):
+        return ""
+    of_gate = ", the numeric gate's (bench and tune have --gate-batch)" if job.get("job") == "gate" else ""
+    return f", with a batch of {job['batch']}{of_gate}"
 
 
 def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:

@@ -114,6 +114,34 @@ def test_a_batch_above_the_number_of_samples_is_cut_and_told(jobs_in_process, mo
     assert cut in [line.strip() for line in tune_run.preview(config(batch=16, arms=("cpu",)))]
 
 
+@pytest.mark.parametrize(
+    ("given", "can_compile", "told"),
+    [
+        (
+            {"compile": ("default", "max-autotune")},
+            True,
+            "compile = max-autotune is left out: on a CPU there is default",
+        ),
+        (
+            {"compile": ("default",), "arms": ("cpu",)},
+            True,
+            "compile = default is left out: the arms given are the only",
+        ),
+        ({}, False, "compile = default, reduce-overhead, max-autotune is left out: there is no C++ compiler here"),
+        ({}, True, ""),
+        ({"arms": ("cpu",)}, False, ""),
+        ({"compile": ("default",), "arms": ("cpu:compile",)}, True, ""),
+        ({"compile": ("none",)}, False, ""),
+    ],
+)
+@pytest.mark.usefixtures("folder", "jobs_in_process")
+def test_compilation_that_is_left_out_is_told(monkeypatch, given, can_compile, told):
+    real = tune_run.describe
+    monkeypatch.setattr(tune_run, "describe", lambda *a: dataclasses.replace(real(*a), can_compile=can_compile))
+    lines = tune_run.preview(config(device="cpu", **{"arms": (), **given}))
+    assert [told in line for line in lines if "left out" in line] == ([True] if told else [])
+
+
 @pytest.mark.usefixtures("folder")
 def test_sizes_of_a_list_that_are_left_out_are_told(jobs_in_process):
     heard = []
@@ -185,6 +213,7 @@ def test_a_search_does_not_go_on_under_another_torch(monkeypatch):
         ({"mode": "train"}, "--for was 'infer', is 'train'"),
         ({"gate_steps": 9}, "gate_steps was 2, is 9"),
         ({"workload": {"width": 8}}, r"workload was \{\}, is \{'width': 8\}"),
+        ({"target": "other.py:none"}, "target was 'tiny.py:mlp', is 'other.py:none'"),
     ],
 )
 def test_a_search_does_not_go_on_with_trials_of_something_else(setting, told):
@@ -523,6 +552,7 @@ def test_a_dry_run_tells_what_would_be_tried(capsys):
         ({"compile": ("fast",)}, "compile = 'fast' is not a mode"),
         ({"device": "cpu:bf16"}, "device = 'cpu:bf16' is not a device"),
         ({"device": "gpu"}, "device = 'gpu' is not a device"),
+        ({"verify": True, "export": Path("deploy")}, "verify and export cannot both hold"),
     ],
 )
 def test_wrong_settings_are_refused(given, words):

@@ -144,7 +144,7 @@ def _prepare(arm: ArmSpec, train: bool, layout: str, star: str) -> Iterator[str]
         yield f'    """The model as it ran{"; make the optimizer from what this returns" if train else ""}."""'
     if arm.kernels:
         yield "    for layer in model.modules():"
-        yield '        if hasattr(layer, "use_kernels"):  # layers of Hotlap that have a kernel of their own'
+        yield '        if callable(getattr(layer, "use_kernels", None)):  # of Hotlap, with a kernel of its own'
         yield "            layer.use_kernels()"
     if arm.recompute:
         yield "    # In the forward of each block of layers, let activations go and be computed again:"

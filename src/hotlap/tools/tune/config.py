@@ -101,6 +101,11 @@ class TuneConfig:
         if self.batch is not None and self.batches and self.batches != (self.batch,):
             given = ", ".join(map(str, self.batches))
             raise ConfigError(f"batch = {self.batch} and batches = {given} cannot both hold", expected="one of them")
+        if self.verify and self.export is not None:
+            raise ConfigError(
+                "verify and export cannot both hold: only a search is exported",
+                remedy="'hotlap tune --resume SEARCH --export DIR' exports one that is done, without a new trial",
+            )
         parse_budget(self.budget)
 
     @property

@@ -12,6 +12,7 @@ from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
 from hotlap.base.format import format_rate, format_target
 from hotlap.device.probe import require_cuda
+from hotlap.measure.arms import COMPILE_MODES, parse_arm
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
 from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
@@ -53,6 +54,9 @@ def tune(config: TuneConfig, emit: Emit = ignore, *, sources: dict[str, str] | N
         return verify(config, emit, sources=sources)
     if config.export is not None:
         check_folder(config.export)  # not after minutes of search
+    if config.resume:  # not after the target was loaded, which may not know the other one's options
+        before = find_search(config.resume, config.runs)
+        _refuse(config, changed_settings(before, config) if before.extra.get("tune") else ())
     emit(events.start("tune", None, f"loading {config.target}"))
     try:
         with own_or_lent(_imported_first(config)) as nursery:
@@ -81,18 +85,42 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
                 return _search(_Run(config, emit, about, space, sources, environment, nursery, claim))
 
 
+def _refuse(config: TuneConfig, changed: tuple[str, ...]) -> None:
+    """Refuses to go on with a search where anything changed."""
+    if changed:
+        raise ConfigError(
+            f"resume = {config.resume!r} cannot go on: {'; '.join(changed)}",
+            remedy="Its trials were run under other conditions; start a new search",
+        )
+
+
 def _folder_of(config: TuneConfig) -> Path:
     """The folder of the search that goes on."""
     return Path(find_search(config.resume, config.runs).path).parent
 
 
-def cuts(config: TuneConfig, space: Space) -> list[str]:
+def cuts(config: TuneConfig, space: Space, about: Description) -> list[str]:
     """What was asked for and is not tried."""
-    found = []
+    found = _uncompiled(config, space, about)
     if config.batch is not None and space.batch < config.batch:
         found.append(f"batch = {config.batch} is above the number of training samples: {space.batch} is tried")
     dropped = ", ".join(str(size) for size in config.batches if size > space.max_batch)
     return [*found, *([f"batches = {dropped} are left out: at most {space.max_batch} is tried"] if dropped else [])]
+
+
+def _uncompiled(config: TuneConfig, space: Space, about: Description) -> list[str]:
+    """Modes of torch.compile that are left out; of those that nobody asked for nothing is said where one is tried."""
+    tried = {str(change.get("compile", "")) for change in space.compiled} | {parse_arm(a).compile for a in config.arms}
+    left = [mode for mode in config.compile if mode not in ("none", *tried)]
+    if not left or (config.compile == COMPILE_MODES[:3] and (config.arms or about.can_compile)):
+        return []
+    if config.arms:
+        why = "the arms given are the only ones tried"
+    elif not about.can_compile:
+        why = "there is no C++ compiler here: none of g++, c++ and clang++"
+    else:
+        why = "on a CPU there is default alone"
+    return [f"compile = {', '.join(left)} is left out: {why}"]
 
 
 def _search(run: _Run) -> RunRecord:
@@ -159,7 +187,7 @@ def preview(config: TuneConfig) -> list[str]:
         *(f"then       {arm.name}, and the like for the leader" for arm in space.switched(leader)),
         *(f"finalist   {arm.name}, and the like for the leader" for arm in space.compile_forms(leader)),
         f"batch      {sizes}",
-        *(f"           {text}" for text in cuts(config, space)),
+        *(f"           {text}" for text in cuts(config, space, about)),
         f"budget     {config.budget}, every trial in a process of its own",
     ]
 
@@ -194,7 +222,7 @@ class _Run:
         self.profile: TunedProfile | None = None
         self.stored = ""
         self.notes = told_of_loss(config.input, config.mode)
-        for text in cuts(config, space):
+        for text in cuts(config, space, about):
             self._warn(text)
         rows, gates, full = self._begin(sources, claim)
         self.lab = ProcessLab(
@@ -210,13 +238,7 @@ class _Run:
             return [], [], []
         before = find_search(self.config.resume, self.config.runs)
         found = before.extra.get("tune") or {}
-        changed = changed_settings(before, self.config) if found else ()
-        changed += stale_reasons(decode(TunedKey, found["key"]), self.key) if "key" in found else ()
-        if changed:
-            raise ConfigError(
-                f"resume = {self.config.resume!r} cannot go on: {'; '.join(changed)}",
-                remedy="Its trials were run under other conditions; start a new search",
-            )
+        _refuse(self.config, stale_reasons(decode(TunedKey, found["key"]), self.key) if "key" in found else ())
         self.folder = Path(before.path).parent
         fresh = begin("tune", before.name, self.config, sources, self.environment)
         self.record = dataclasses.replace(fresh, started_at=before.started_at, command=before.command)
