@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("fixed", derandomize=True, database=None)
-settings.load_profile("fixed")  # the same examples in every run; --hypothesis-profile default looks for new ones
+# However slow a busy machine is; the same examples in every run (--hypothesis-profile new looks for others).
+settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("new"), derandomize=True, database=None)
+settings.load_profile("fixed")
 
 # Before torch is imported, here and in every process that tests start. Threads that wait for one another go to sleep:
 # where more of them than cores run, as with two test processes side by side, those that spin keep the others from

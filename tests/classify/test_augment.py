@@ -34,7 +34,7 @@ def test_a_batch_comes_out_as_torchvision_makes_it_one_by_one(device, with_jitte
     torch.testing.assert_close(got.cpu(), torch.stack(want), rtol=0, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(cuts=st.sets(st.integers(1, N - 1)))
 def test_parts_of_a_batch_give_the_same_bits(cuts):
     check_parts(torch.device("cpu"), sorted(cuts))

@@ -276,7 +276,7 @@ def test_any_flipped_bit_in_the_end_of_the_archive_is_found(store):
         assert store.load().step == 1
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_and_any_lost_tail_is_found(tmp_path, data):
     store = CheckpointStore(tmp_path / "flips", warn=Listener())

@@ -57,7 +57,7 @@ def test_rows_come_back_in_order_from_lines_and_table(tmp_path):
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=st.dictionaries(st.text(), st.floats(width=64), max_size=5))
 def test_any_name_and_any_number_survive_both_files(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("any")

@@ -33,7 +33,7 @@ def reloaded(state):
     return torch.load(buffer, weights_only=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(), trees))
 def test_what_is_accepted_comes_back_equal_and_of_the_same_types(state):
     check_plain(state)

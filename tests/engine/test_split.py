@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
@@ -60,7 +60,6 @@ def tensors(batch):
     return [tensor for part in inner for tensor in tensors(part)]
 
 
-@settings(deadline=None)
 @given(kind=st.sampled_from(sorted(SHAPES)), total=st.integers(1, 40), micro=st.integers(1, 50))
 def test_the_parts_of_a_batch_are_the_batch(kind, total, micro):
     batch = SHAPES[kind](total)
@@ -73,7 +72,6 @@ def test_the_parts_of_a_batch_are_the_batch(kind, total, micro):
         assert {piece.untyped_storage().data_ptr() for piece in pieces} == {whole.untyped_storage().data_ptr()}
 
 
-@settings(deadline=None)
 @given(total=st.integers(1, 10_000), micro=st.integers(1, 10_000))
 def test_parts_are_as_few_and_as_equal_as_can_be(total, micro):
     ranges = micro_ranges(total, micro)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hotlap.records import codec
@@ -38,7 +38,6 @@ inners = st.builds(Inner, size=st.integers(), weight=st.floats(allow_nan=False, 
 plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work on the machine is no fault
 @given(
     st.builds(
         Outer,

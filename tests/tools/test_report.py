@@ -297,14 +297,14 @@ TIMES = st.one_of(st.floats(min_value=0, max_value=1e9), st.sampled_from([0.0, 1
 WIDTHS = st.sampled_from([340.0, 800.0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(ANY, ANY, ANY), min_size=1, max_size=4), WIDTHS)
 def test_forest_of_extremes(rows, width):
     marks = [charts.ForestRow(label="arm " * 20, ratio=r, low=a, high=b, note="no ratio") for r, a, b in rows]
     assert_drawn_within(charts.forest(marks, width))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(TIMES, max_size=6), min_size=1, max_size=4), WIDTHS, st.booleans())
 def test_samples_of_extremes(processes, width, log):
     strip = series.Strip(
@@ -315,7 +315,7 @@ def test_samples_of_extremes(processes, width, log):
     assert_drawn_within(series.sequence([strip], width))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(TIMES, min_size=1, max_size=5), WIDTHS)
 def test_bars_clocks_panels_and_lines_of_extremes(values, width):
     known = [v for v in values if math.isfinite(v)] or [0.0]

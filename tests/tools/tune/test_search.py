@@ -9,7 +9,7 @@ import re
 import zlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Machine, true_rate
 
@@ -432,7 +432,7 @@ def test_recorded_steps_are_tried_unless_they_are_switched_off():
     assert [forms(mode, graphs) for mode, graphs in asked] == [True, True, True, False, False]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     noise=st.sampled_from([0.0, 0.02, 0.2]),
