@@ -180,7 +180,7 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
-        self.again = f"'hotlap splat train ... --out {folder} --resume'"
+        self.again = f"'hotlap splat train --out {folder} --resume'"
         """What goes on with an interrupted training."""
         self.left = ""
         """What is said of a training that was interrupted, and saved for that."""
