@@ -330,6 +330,17 @@ def test_damaged_text_is_named_with_its_line(folder, name, old, new, message):
         read_scene(folder)
 
 
+@pytest.mark.parametrize("name", ["view_000.png", "my view 000.png"])
+def test_text_without_the_empty_lines_is_refused(folder, name):
+    """Read in pairs, every other photograph would be taken for the observations of the one before it."""
+    rewrite(folder, text=True)
+    path = folder / "sparse" / "0" / "images.txt"
+    lines = [line for line in path.read_text().split("\n") if line]
+    path.write_text("\n".join(lines).replace("view_001.png", name))
+    with pytest.raises(DataError, match=r"images\.txt', line 3 cannot be read \(a photograph's second line holds"):
+        read_scene(folder)
+
+
 def test_text_that_is_none_is_refused(folder):
     rewrite(folder, text=True)
     (folder / "sparse" / "0" / "points3D.txt").write_bytes(b"1 2 3 \xff\xff")

@@ -59,7 +59,7 @@ def test_what_was_learned_is_saved_and_goes_on_to_the_same_end(settings, tmp_pat
     record = load_record(Path(config.out) / "record.json")
     assert record.status == "interrupted" and record.notes == ["Stopped after step 10, which is saved."]
     said = " ".join(event.text for event in heard if event.kind == "warn")
-    assert f"stopped after step 10, which is saved; 'hotlap splat train ... --out {config.out} --resume'" in said
+    assert f"stopped after step 10, which is saved; 'hotlap splat train --out {config.out} --resume'" in said
     resumed = train_model(replace(config, resume=True))
     whole = train_model(replace(config, out=str(tmp_path / "whole")))
     assert resumed.record.status == whole.record.status == "complete"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from shutil import copytree
 
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -42,9 +41,9 @@ def test_a_picture_that_is_too_large_is_refused_in_one_paragraph(scene_folder, t
 
 @pytest.mark.parametrize(("smaller", "place"), [({}, "disk"), ({"scale": 0.5}, "device"), ({"max_side": 24}, "device")])
 def test_pictures_are_kept_where_they_have_room_at_the_size_they_are_kept_at(scene_folder, monkeypatch, smaller, place):
-    """14 of them: 64,512 bytes as they are, a quarter of it at half their size."""
-    memory = psutil.virtual_memory()._replace(available=100_000)
-    monkeypatch.setattr("hotlap.splat.pictures.psutil.virtual_memory", lambda: memory)
+    """14 of them: 64,512 bytes as they are, a quarter of it at half their size. A container grants that much."""
+    monkeypatch.setattr("hotlap.device.memory.cgroup_free_bytes", lambda: 100_000)
+    monkeypatch.setattr("hotlap.splat.stage.check_room", lambda cameras, device: None)
     stage = open_stage(config_with(scene=str(scene_folder), device="cpu", **smaller), torch.device("cpu"), ignore)
     try:
         assert stage.pictures.place == place

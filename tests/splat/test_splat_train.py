@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from hotlap.base.errors import ConfigError, DataError, RecordError, StorageError, UsageError
+from hotlap.cli.main import run
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.splats import read_splats
 from hotlap.engine.checkpoint import CheckpointStore
@@ -192,13 +193,13 @@ def test_ctrl_c_leaves_a_record_and_the_last_checkpoint(settings):
 
 def test_no_record_of_a_training_that_failed_says_that_it_runs(settings, monkeypatch):
     def fail(step, trainer):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("a stroke of bad luck")
 
     config = settings()
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match="bad luck"):
         train(config, watch=fail)
     record = load_record(config.out)
-    assert record.status == "failed" and record.notes == ["RuntimeError: out of memory"]
+    assert record.status == "failed" and record.notes == ["RuntimeError: a stroke of bad luck"]
 
     def full(*args, **kwargs):
         raise StorageError("no space is left")
@@ -356,7 +357,20 @@ def test_a_training_that_left_its_adam_open_goes_on_with_no_other(settings):
 def test_another_adam_is_another_training(settings):
     train(settings(steps=10, adam="lazy"))
     with pytest.raises(ConfigError, match=r"adam = 'dense' is not what the training.*Expected 'lazy'"):
-        train(settings(steps=10, resume=True))
+        train(settings(steps=10, adam="dense", resume=True))
+
+
+def test_a_resumed_training_has_the_settings_that_it_was_begun_with(settings, capsys):
+    config = settings("m9", steps=20, max_splats=500, checkpoint_every=10)
+    whole = train_model(config).trainer.state
+    CheckpointStore(Path(config.out) / "checkpoints").rewind(10)
+    (Path(config.out) / MODEL).unlink()
+    assert run(["splat", "train", "--out", config.out, "--resume", "--quiet"]) == 0
+    assert np.array_equal(read_splats(Path(config.out) / MODEL).means, whole.alive("means").numpy())
+    assert run(["splat", "train", "--out", config.out, "--resume", "--steps", "30", "--quiet"]) == 2
+    assert "steps = 30 is not what the training in" in capsys.readouterr().err
+    assert run(["splat", "train", "--out", config.out, "--resume", "--preset", "m8", "--quiet"]) == 2
+    assert "preset = 'm8' is not what the training in" in capsys.readouterr().err
 
 
 def test_a_resumed_training_must_be_the_same(settings):

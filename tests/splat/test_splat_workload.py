@@ -10,6 +10,8 @@ from hotlap.device.seed import generator
 from hotlap.kernels.ssim.op import l1_ssim
 from hotlap.splat.workload import splat
 from hotlap.targets import load_target
+from hotlap.tools.profile.categories import SPLATTING, category_of
+from hotlap.tools.report.profile import COLOURS
 
 CPU = torch.device("cpu")
 
@@ -71,6 +73,15 @@ def test_outputs_agree_pixel_by_pixel(tiny):
     other[0, 0, 0, 0] += 0.1
     found = tiny.compare(picture, other)[0]
     assert found.value == pytest.approx(0.99) and not found.passed
+
+
+def test_a_profile_has_a_name_for_the_drawing_forwards_and_backwards(tiny):
+    model, batch = tiny.build_model(), tiny.make_batch(1, CPU, generator(0))
+    with torch.profiler.profile() as traced:
+        tiny.loss(model, batch)[0].backward()
+    drawn = {event.name for event in traced.events() if category_of(event.name) == SPLATTING}
+    assert {"_Frame", "_FrameBackward"} <= drawn and SPLATTING in COLOURS
+    assert category_of("MyFrameBackward") == category_of("hotlap::l1_ssim_frame") == ""
 
 
 def test_a_preset_is_an_option_of_every_verb_that_measures(monkeypatch):

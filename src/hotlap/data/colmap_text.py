@@ -34,6 +34,7 @@ def read_images(path: Path) -> tuple[ColmapImage, ...]:
     images, observations = [], False
     for line, text in _lines(path):
         if observations:
+            _parse(path, line, text, _check_observations)
             observations = False
         elif text:
             images.append(_parse(path, line, text, _image))
@@ -81,6 +82,13 @@ def _image(text: str) -> ColmapImage:
     return ColmapImage(
         image_id=int(image_id), quat=(w, x, y, z), shift=(a, b, c), camera_id=int(camera_id), name=name
     )  # fmt: skip
+
+
+def _check_observations(text: str) -> None:
+    """Refuses the next photograph in their place: of a file without its empty lines every other one would be lost."""
+    fields = text.split()
+    if len(fields) % 3 or (fields and not fields[-1].lstrip("-").isdecimal()):
+        raise ValueError("a photograph's second line holds x, y and a point's number for each observation, or nothing")
 
 
 def _point(text: str) -> tuple[list[float], list[int]]:

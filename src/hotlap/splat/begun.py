@@ -11,13 +11,14 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, RecordError, StorageError
 from hotlap.base.events import Emit
+from hotlap.base.settings import Layer
 from hotlap.engine.checkpoint import CheckpointStore
 from hotlap.engine.config import CHECKPOINTS
 from hotlap.engine.durable import write_durably
 from hotlap.records.codec import encode
 from hotlap.records.run import run_folder
 from hotlap.splat.apart import check_apart
-from hotlap.splat.config import SplatTrainConfig
+from hotlap.splat.config import FIELDS, SplatTrainConfig
 from hotlap.splat.outcome import MODEL
 from hotlap.splat.stage import scene_place
 
@@ -91,6 +92,14 @@ def make_folder(config: SplatTrainConfig) -> Path:
 def write_settings(config: SplatTrainConfig, folder: Path) -> None:
     settings = encode(config) | {"scene": scene_place(config.scene)}
     write_durably(folder / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n", remedy=REMEDY)
+
+
+def begun_layer(out: str) -> Layer:
+    """What the training in a folder was begun with: so it goes on where nothing else is said."""
+    found = read_settings(Path(out))
+    again = ("out", "resume", "view")
+    said = {name: value for name, value in found.items() if name in FIELDS and name not in again}
+    return Layer(f"the training in {out}", said)
 
 
 def _check_same(config: SplatTrainConfig, folder: Path) -> None:

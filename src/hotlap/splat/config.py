@@ -35,7 +35,7 @@ class SplatTrainConfig:
     out: str = ""
     """Folder for model, checkpoints and metrics; empty for a new one under runs/."""
     resume: bool = False
-    """Go on from the newest checkpoint in --out; the settings must be those it was begun with."""
+    """Go on from the newest checkpoint in --out, with the settings it was begun with; others than those are refused."""
     images: str = "images"
     """Folder of the pictures inside the scene's, as images_4."""
     factor: int | None = None
@@ -175,10 +175,15 @@ class SplatTrainConfig:
     """Shows the training in the browser, at this port of this machine (8080 if none follows); none for not."""
 
     def presets(self) -> list[Layer]:
-        """The preset's settings, just above the defaults."""
+        """The preset's settings, just above the defaults; above them, those that a resumed training was begun with."""
         from hotlap.splat.presets import find_preset
 
-        return [Layer(f"preset {self.preset}", find_preset(self.preset))]
+        begun = []
+        if self.resume and self.out:
+            from hotlap.splat.begun import begun_layer
+
+            begun = [begun_layer(self.out)]
+        return [*begun, Layer(f"preset {self.preset}", find_preset(self.preset))]
 
     def __post_init__(self) -> None:
         require_least(self, **LEAST)

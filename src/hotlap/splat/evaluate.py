@@ -24,6 +24,7 @@ from hotlap.splat.opened import open_splats
 from hotlap.splat.outcome import CAMERAS
 from hotlap.splat.pictures import Pictures, load_scaled
 from hotlap.splat.render import read_named
+from hotlap.splat.room import told_of_memory
 from hotlap.splat.stage import open_scene, split_views
 
 FOLDERS = {False: "eval", True: "eval_train"}
@@ -55,7 +56,7 @@ def evaluate(config: SplatEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
             raise StorageError(f"cannot make {str(folder)!r}: {error.strerror or error}", remedy=REMEDY) from error
         if not os.access(folder, os.W_OK):  # said before minutes of judging
             raise StorageError(f"{str(folder)!r} may not be written", remedy=REMEDY)
-        with torch.no_grad():
+        with torch.no_grad(), told_of_memory("the judgement", "Take another --device"):
             model = opened.model(device, config.scene)
             scores = Judging(model, cameras, pictures, folder, config.pictures, lpips=weights).close(emit)
     finally:

@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from hotlap.data.picture_file import require_pillow
 from hotlap.data.scene import LoadedView, Pinhole, View, load_view
+from hotlap.device.memory import free_bytes
 from hotlap.splat.cameras import Shot
 
 DEVICE_SHARE, HOST_SHARE = 0.5, 0.5
@@ -122,9 +122,9 @@ def choose_place(views: Sequence[View], device: torch.device, scale: float = 1.0
     cameras = [planned_camera(view, scale, max_side) for view in views]
     bytes_each = [7 if view.mask else 3 for view in views]
     needed = sum(one.width * one.height * each for one, each in zip(cameras, bytes_each, strict=True))
-    if device.type == "cuda" and needed < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+    if device.type == "cuda" and needed < DEVICE_SHARE * free_bytes(device):
         return "device"
-    if needed < HOST_SHARE * psutil.virtual_memory().available:
+    if needed < HOST_SHARE * free_bytes(torch.device("cpu")):
         return "host" if device.type == "cuda" else "device"
     return "disk"
 

@@ -32,6 +32,7 @@ from hotlap.splat.judging import REMEDY
 from hotlap.splat.opened import Opened, open_splats
 from hotlap.splat.outcome import CAMERAS, as_model
 from hotlap.splat.pictures import planned_camera, planned_shot
+from hotlap.splat.room import told_of_memory
 from hotlap.splat.stage import open_scene, split_views
 
 PLAIN_SIZE = (640, 480)
@@ -103,7 +104,10 @@ def _frames(model: Model, shots: list[Shot], device: torch.device, emit: Emit) -
     for number, shot in enumerate(shots):
         pose = torch.from_numpy(shot.pose.astype(np.float32)).to(device)
         intrinsics = torch.from_numpy(shot.camera.matrix().astype(np.float32)).to(device)
-        yield as_bytes(model.draw(pose, intrinsics, shot.camera.height, shot.camera.width))
+        height, width = shot.camera.height, shot.camera.width
+        with told_of_memory(f"a picture of {width}x{height} pixels", "Set a smaller --width, or another --device"):
+            drawn = as_bytes(model.draw(pose, intrinsics, height, width))
+        yield drawn
         emit(events.advance("render", number + 1, len(shots)))
     emit(events.finish("render"))
 

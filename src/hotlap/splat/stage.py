@@ -18,7 +18,8 @@ from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.scene import Scene, View, read_scene
 from hotlap.splat.cameras import Cameras, pack_cameras, scene_extent
 from hotlap.splat.config import SplatTrainConfig
-from hotlap.splat.pictures import Pictures, choose_place, load_scaled, pick_views
+from hotlap.splat.pictures import Pictures, choose_place, load_scaled, pick_views, planned_camera
+from hotlap.splat.room import check_room
 
 DRAWN = "drawn"
 """The scene's name that stands for one that is drawn."""
@@ -85,6 +86,7 @@ def open_stage(config: SplatTrainConfig, device: torch.device, emit: Emit) -> St
     for said in scene.notes():
         emit(events.warn(said))
     train, held_out = split_views(scene, config)
+    check_room((planned_camera(view, config.scale, config.max_side) for view in train), device)
     load = partial(load_scaled, scale=config.scale, max_side=config.max_side)
     emit(events.start("pictures", len(train) + len(held_out), f"{len(train)} to train on"))
     is_open = config.images_on == "auto"

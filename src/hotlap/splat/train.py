@@ -35,6 +35,7 @@ from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.judging import PICTURES, Judging
 from hotlap.splat.live import live_view
 from hotlap.splat.outcome import close_training, last_judging
+from hotlap.splat.room import SMALLER, told_of_memory
 from hotlap.splat.stage import open_stage
 from hotlap.splat.strategy import Refused
 from hotlap.splat.team import Together
@@ -45,6 +46,8 @@ OWN = "on its own picture"
 """What is told of the scores of a training on one picture, which holds none out."""
 SAVE_EVERY_S = 120.0
 """Between checkpoints, where no number of steps is asked for."""
+FEWER = f"{SMALLER} or fewer splats (--max-splats), and begin in a new folder"
+"""What helps a training that memory has no room for: the settings of one that has begun stand."""
 LEAVE_S = 10.0
 """How long another training in the same folder is waited for, which may be about to leave."""
 
@@ -94,7 +97,8 @@ def train_model(
     leads = team is None or team.rank == 0
     config = as_begun(config, emit if leads else ignore)
     check_folder(config)
-    stage = open_stage(config, device, emit if leads else ignore)
+    with told_of_memory("the scene", f"{SMALLER}, or leave them on disk (--images-on disk)"):
+        stage = open_stage(config, device, emit if leads else ignore)
     try:
         if config.out:
             check_apart(Path(config.out), scene_folders(stage.scene), (CHECKPOINTS, PICTURES), stage.scene.folder)
@@ -103,10 +107,11 @@ def train_model(
             if leads and not config.resume:
                 check_folder(config)  # again: while the scene was read, another may have run there and ended
                 write_settings(config, folder)
-            trainer = Trainer(config, stage, device, emit if leads else ignore, team)
-            keeper = Keeper(config, folder, trainer, emit, writes=leads)
-            keeper.again = again or keeper.again
-            keeper.resume()
+            with told_of_memory("the model", FEWER):
+                trainer = Trainer(config, stage, device, emit if leads else ignore, team)
+                keeper = Keeper(config, folder, trainer, emit, writes=leads)
+                keeper.again = again or keeper.again
+                keeper.resume()
             with live_view(config.view, trainer, emit) as show:
                 record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
                 record = _follow(keeper, record, _all_of(watch, show))
@@ -140,8 +145,9 @@ def _check_alone(config: SplatTrainConfig, place: Place | None) -> None:
 def _follow(keeper: Keeper, record: RunRecord, watch: Watch | None) -> RunRecord:
     """The record of a training that has been brought to its end, whatever that is."""
     try:
-        status, why = _fit(keeper, watch)
-        outcome = keeper.close_training(status, why) if keeper.writes else {}
+        with told_of_memory("the training", FEWER):
+            status, why = _fit(keeper, watch)
+            outcome = keeper.close_training(status, why) if keeper.writes else {}
     except KeyboardInterrupt:  # unless it was asked to end, perhaps in the midst of a step, which must not be saved
         keeper.close(record, "interrupted", keeper.left or STOPPED_AT_ONCE, {})
         raise
@@ -174,7 +180,7 @@ class Keeper:
         self.emit = emit if writes else ignore
         self.store = CheckpointStore(folder / CHECKPOINTS, keep=config.keep, warn=lambda text: emit(events.warn(text)))
         self._saved_at = time.monotonic()
-        self.again = f"'hotlap splat train ... --out {folder} --resume'"
+        self.again = f"'hotlap splat train --out {folder} --resume'"
         """What goes on with an interrupted training."""
         self.left = ""
         """What is said of a training that was interrupted, and saved for that."""

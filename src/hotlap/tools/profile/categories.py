@@ -8,10 +8,10 @@ CONVOLUTION, MATMUL, ATTENTION = "convolution", "matmul", "attention"
 NORMALISATION, RECURRENT, POOLING = "normalisation", "recurrent", "pooling"
 ELEMENTWISE, REDUCTION, INDEXING = "elementwise", "reduction", "indexing"
 LOSS, OPTIMIZER, COPY = "loss", "optimizer", "memory copy"
-COMMUNICATION, OTHER = "communication", "other"
+SPLATTING, COMMUNICATION, OTHER = "splatting", "communication", "other"
 CATEGORIES = (
-    CONVOLUTION, MATMUL, ATTENTION, NORMALISATION, RECURRENT, POOLING, ELEMENTWISE, REDUCTION, INDEXING, LOSS,
-    OPTIMIZER, COPY, COMMUNICATION, OTHER,
+    CONVOLUTION, MATMUL, ATTENTION, NORMALISATION, RECURRENT, POOLING, SPLATTING, ELEMENTWISE, REDUCTION, INDEXING,
+    LOSS, OPTIMIZER, COPY, COMMUNICATION, OTHER,
 )  # fmt: skip
 WHOLE = (RECURRENT, ATTENTION, LOSS)
 """Made of smaller operators, whose backward operators are known only by the forward ones they belong to."""
@@ -19,6 +19,7 @@ WHOLE = (RECURRENT, ATTENTION, LOSS)
 _RULES = [
     (OPTIMIZER, r"optimizer\.|_fused_(adamw?|sgd|adagrad)|multi_tensor_apply|_amp_(foreach|update)"),
     (COMMUNICATION, r"nccl|c10d::|allreduce|all_reduce|all_gather|reduce_scatter|record_param_comms|gloo:"),
+    (SPLATTING, r"^_Frame$|\b_FrameBackward$|hotlap::splat_|(project|blend)_(fwd|bwd)_kernel"),
     (ATTENTION, r"scaled_dot_product|flash_(attention|fwd|bwd)|efficient_attention|attention|fmha"),
     (RECURRENT, r"aten::(lstm|gru|rnn_|quantized_lstm)|_cudnn_rnn|cudnn.?rnn|mkldnn_?rnn|thnn_fused_(lstm|gru)"
                 r"|_fused_(lstm|gru)_cell|lstm|rnn_(bp|ff)|persist_?rnn|elemwise.?lstm"),

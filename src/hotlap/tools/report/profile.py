@@ -35,7 +35,8 @@ from hotlap.tools.report.profile_charts import (
 
 COLOURS = {
     "convolution": "a1 solid", "matmul": "a4 solid", "attention": "a5 solid", "recurrent": "a2 solid",
-    "normalisation": "a3 solid", "pooling": "a7 solid", "elementwise": "a6 solid", "reduction": "a8 solid",
+    "normalisation": "a3 solid", "pooling": "a7 solid", "splatting": "a3 soft",
+    "elementwise": "a6 solid", "reduction": "a8 solid",
     "indexing": "a7 soft", "loss": "a5 soft", "optimizer": "a2 soft", "memory copy": "a8 soft",
     "communication": "a4 soft", "other": "a0 solid",
 }  # fmt: skip
