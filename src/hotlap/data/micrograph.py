@@ -36,7 +36,12 @@ from hotlap.data.tiff import (
 )
 
 SUFFIXES = (*USUAL, ".gif")
-MICROSCOPES = (".czi", ".nd2", ".lif", ".oib", ".oir", ".ims", ".vsi", ".dcm", ".jp2", ".heic")
+_OWN_TIFFS = (".lsm", ".stk", ".svs", ".ndpi", ".scn", ".qptiff")
+"""Endings of TIFFs whose pages are not each a picture: smaller copies that do not say so, planes behind the page."""
+MICROSCOPES = (
+    ".czi", ".nd2", ".lif", ".oib", ".oif", ".oir", ".ims", ".vsi", ".zvi", ".dv", ".mrxs", ".dcm", ".jp2", ".heic",
+    *_OWN_TIFFS,
+)  # fmt: skip
 """Endings of pictures that are not read: a folder's user is told of them, and not of its notes and tables."""
 MOST_PIXELS = 1_000_000_000
 _DAMAGE = (
@@ -87,6 +92,8 @@ def read_pictures(
 
     ``hear`` is told of each page among several that cannot be read, and the others follow; without it, that is raised.
     """
+    if path.suffix.lower() in _OWN_TIFFS:
+        raise UnreadablePicture(str(path), "it is a microscope's own kind of TIFF; save what it shows as plain TIFF")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -172,6 +179,8 @@ def _opened(content: bytes, most_pixels: int, remedy: str = "") -> Any:
                 image = make(io.BytesIO(content), "")
             except SyntaxError as error:  # "not identified by this driver" is all that Pillow may say
                 raise ValueError(f"its {name} header is damaged: {error}") from error
+            except OSError as error:  # of a WebP that is cut short: "could not create decoder object"
+                raise ValueError(f"its {name} data are cut short or damaged: {error}") from error
             _check_size(image.width, image.height, most_pixels)
             return image
     raise ValueError(f"no known picture format{remedy}")
