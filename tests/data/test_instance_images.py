@@ -151,6 +151,19 @@ def test_packed_files_that_cannot_serve_are_named(folder, tmp_path):
     broken.write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(DataError, match=r"broken\.npz' cannot be read"):
         find_images(broken)
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, **{f"image:{n}": np.random.default_rng(n).integers(4, size=9_999) for n in range(5)})
+    content = bytearray(whole.read_bytes())
+    content[500:520] = b"\xff" * 20
+    broken.write_bytes(content)
+    with pytest.raises(DataError, match=r"broken\.npz' cannot be read: Error -3 while decompressing"):
+        find_images(broken)
+    with broken.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"broken\.npz' cannot be read: it is no npz file, or is cut short\. Pack"):
+        find_images(broken)
+    with pytest.raises(DataError, match=r"gone\.npz' cannot be read: .*No such file"):
+        find_images(tmp_path / "gone.npz")
     np.savez(tmp_path / "few.npz", **{"image:a": np.zeros(3, np.uint8), "label:a": np.zeros(3, np.uint8)})
     with pytest.raises(DataError, match=r"few\.npz' holds 1 images"):
         find_images(tmp_path / "few.npz")
