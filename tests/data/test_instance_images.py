@@ -137,6 +137,15 @@ def test_a_colour_label_is_named(folder):
         find_images(folder)[1].read()
 
 
+def test_a_label_whose_format_changes_numbers_is_named(folder):
+    """It was scored and learned from: around each object others had come to be, of a few pixels."""
+    label = np.zeros((8, 10), np.uint8)
+    label[2:6, 3:5], label[2:6, 6:8] = 9, 70
+    Image.fromarray(label).save(folder / "labels" / "cell1.png", "JPEG")
+    with pytest.raises(DataError, match=r"label of 'cell1' .*cell1\.png. cannot be read: it is a JPEG, which changes"):
+        find_images(folder)[1].read()
+
+
 @pytest.mark.parametrize("part", ["image", "label"])
 @pytest.mark.parametrize("content", [b"", b"no picture", b"II*\0\0\0\0\0", None])
 def test_a_damaged_file_is_named(folder, content, part):

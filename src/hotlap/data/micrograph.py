@@ -132,6 +132,8 @@ def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
         image = _opened(content, MOST_PIXELS)
         if getattr(image, "n_frames", 1) > 1:
             raise ValueError(f"it has {image.n_frames} frames")
+        if image.format == "JPEG":
+            raise ValueError("it is a JPEG, which changes numbers a little; export it as PNG or TIFF")
         return np.atleast_3d(np.asarray(image))[..., : _MODES.get(image.mode)]
     except _damage() as error:
         raise _unreadable(path, error) from error
