@@ -137,6 +137,15 @@ def test_a_colour_label_is_named(folder):
         find_images(folder)[1].read()
 
 
+def test_a_label_whose_format_changes_numbers_is_named(folder):
+    """It was scored and learned from: around each object others had come to be, of a few pixels."""
+    label = np.zeros((8, 10), np.uint8)
+    label[2:6, 3:5], label[2:6, 6:8] = 9, 70
+    Image.fromarray(label).save(folder / "labels" / "cell1.png", "JPEG")
+    with pytest.raises(DataError, match=r"label of 'cell1' .*cell1\.png. cannot be read: it is a JPEG, which changes"):
+        find_images(folder)[1].read()
+
+
 @pytest.mark.parametrize("part", ["image", "label"])
 @pytest.mark.parametrize("content", [b"", b"no picture", b"II*\0\0\0\0\0", None])
 def test_a_damaged_file_is_named(folder, content, part):
@@ -151,6 +160,19 @@ def test_packed_files_that_cannot_serve_are_named(folder, tmp_path):
     broken.write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(DataError, match=r"broken\.npz' cannot be read"):
         find_images(broken)
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, **{f"image:{n}": np.random.default_rng(n).integers(4, size=9_999) for n in range(5)})
+    content = bytearray(whole.read_bytes())
+    content[500:520] = b"\xff" * 20
+    broken.write_bytes(content)
+    with pytest.raises(DataError, match=r"broken\.npz' cannot be read: Error -3 while decompressing"):
+        find_images(broken)
+    with broken.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match=r"broken\.npz' cannot be read: it is no npz file, or is cut short\. Pack"):
+        find_images(broken)
+    with pytest.raises(DataError, match=r"gone\.npz' cannot be read: .*No such file"):
+        find_images(tmp_path / "gone.npz")
     np.savez(tmp_path / "few.npz", **{"image:a": np.zeros(3, np.uint8), "label:a": np.zeros(3, np.uint8)})
     with pytest.raises(DataError, match=r"few\.npz' holds 1 images"):
         find_images(tmp_path / "few.npz")

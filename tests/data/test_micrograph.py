@@ -280,6 +280,12 @@ def bad(folder, kind):
         path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
     elif kind == "five channels":
         path.write_bytes(write_tiff(np.zeros((4, 4, 5), np.uint8)))
+    elif kind == "truncated webp":
+        Image.fromarray(good).save(path, "WEBP")
+        path.write_bytes(path.read_bytes()[:-20])
+    elif kind == "interlaced 16 bit":
+        header = struct.pack(">IIBBBBB", 50, 40, 16, 2, 0, 0, 1)
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
     return path
 
 
@@ -295,6 +301,8 @@ def bad(folder, kind):
         ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"), ("no page", "it has no page"),
         ("complex tiff", "its samples of 64 bits are not read"), ("no pixels", "its PNG header is damaged"),
+        ("truncated webp", "its WEBP data are cut short or damaged: could not"),
+        ("interlaced 16 bit", "interlaced PNG of 16 bits; save it without"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named_with_its_reason(tmp_path, kind, reason):
@@ -306,6 +314,10 @@ def test_a_microscope_s_own_format_is_named_with_what_to_do(tmp_path):
     (tmp_path / "a.czi").write_bytes(b"ZISRAWFILE")
     with pytest.raises(UnreadablePicture, match=r"a.czi' cannot be read: no known picture format; save it as TIFF"):
         one(tmp_path / "a.czi")
+    slide = tmp_path / "slide.SVS"  # levels of a pyramid, which would be pictures of their own
+    slide.write_bytes(write_tiff(np.zeros((4, 4), np.uint8)))
+    with pytest.raises(UnreadablePicture, match=r"slide.SVS' cannot be read: .* own kind of TIFF; save .* plain TIFF"):
+        one(slide)
 
 
 def test_too_many_pixels_are_refused_before_decoding(tmp_path):

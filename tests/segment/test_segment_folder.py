@@ -135,6 +135,7 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
     for name in ("moving.png", "moving.gif"):
         frames[0].save(folder / name, save_all=True, append_images=frames[1:])
     (folder / "scope.czi").write_bytes(b"ZISRAWFILE")
+    (folder / "slide.svs").write_bytes(write_tiff(np.zeros((8, 8), np.uint8)))
     frames[1].save(folder / "still.webp", lossless=True)
     Image.new("CMYK", (8, 8)).save(folder / "print.jpg")
     (folder / "nan.tif").write_bytes(write_tiff(np.array([[1, np.nan]], np.float32)))
@@ -149,7 +150,7 @@ def test_bad_files_are_named_and_the_rest_goes_on(folder):
     reasons = {
         "text.png": "no known picture format", "cut.png": "", "empty.jpg": "the file is empty",
         "moving.png": "animated: 2 frames", "moving.gif": "animated: 2 frames", "print.jpg": "CMYK",
-        "scope.czi": "no known picture format", "nan.tif": "1 of its 2 numbers are NaN",
+        "scope.czi": "no known picture format", "nan.tif": "1 of its 2 numbers are NaN", "slide.svs": "kind of TIFF",
         "huge.png": "60000x60000 pixels are more than most_pixels",
     }  # fmt: skip
     assert set(answer.bad) == set(reasons) and answer.exit_code == 1
@@ -442,6 +443,9 @@ def test_without_numba_the_results_are_the_same_and_the_user_is_told(folder, mon
 def test_folders_that_will_not_do_are_named(tmp_path, folder):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match=r"nothing' holds no pictures"):
+        predict_folder(settings(tmp_path / "nothing"), ignore, predictor=bright_predictor())
+    (tmp_path / "nothing" / "week 1").mkdir()
+    with pytest.raises(DataError, match=r"Folders in it are not looked into.*such as '.*/nothing/week 1'"):
         predict_folder(settings(tmp_path / "nothing"), ignore, predictor=bright_predictor())
     with pytest.raises(DataError, match=r"folder 'no/where' does not exist"):
         predict_folder(settings(Path("no/where")), predictor=bright_predictor())

@@ -36,7 +36,12 @@ from hotlap.data.tiff import (
 )
 
 SUFFIXES = (*USUAL, ".gif")
-MICROSCOPES = (".czi", ".nd2", ".lif", ".oib", ".oir", ".ims", ".vsi", ".dcm", ".jp2", ".heic")
+_OWN_TIFFS = (".lsm", ".stk", ".svs", ".ndpi", ".scn", ".qptiff")
+"""Endings of TIFFs whose pages are not each a picture: smaller copies that do not say so, planes behind the page."""
+MICROSCOPES = (
+    ".czi", ".nd2", ".lif", ".oib", ".oif", ".oir", ".ims", ".vsi", ".zvi", ".dv", ".mrxs", ".dcm", ".jp2", ".heic",
+    *_OWN_TIFFS,
+)  # fmt: skip
 """Endings of pictures that are not read: a folder's user is told of them, and not of its notes and tables."""
 MOST_PIXELS = 1_000_000_000
 _DAMAGE = (
@@ -87,6 +92,8 @@ def read_pictures(
 
     ``hear`` is told of each page among several that cannot be read, and the others follow; without it, that is raised.
     """
+    if path.suffix.lower() in _OWN_TIFFS:
+        raise UnreadablePicture(str(path), "it is a microscope's own kind of TIFF; save what it shows as plain TIFF")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -125,6 +132,8 @@ def numbers_in(content: bytes, path: Path) -> np.ndarray:  # [H, W, C]
         image = _opened(content, MOST_PIXELS)
         if getattr(image, "n_frames", 1) > 1:
             raise ValueError(f"it has {image.n_frames} frames")
+        if image.format == "JPEG":
+            raise ValueError("it is a JPEG, which changes numbers a little; export it as PNG or TIFF")
         return np.atleast_3d(np.asarray(image))[..., : _MODES.get(image.mode)]
     except _damage() as error:
         raise _unreadable(path, error) from error
@@ -172,6 +181,8 @@ def _opened(content: bytes, most_pixels: int, remedy: str = "") -> Any:
                 image = make(io.BytesIO(content), "")
             except SyntaxError as error:  # "not identified by this driver" is all that Pillow may say
                 raise ValueError(f"its {name} header is damaged: {error}") from error
+            except OSError as error:  # of a WebP that is cut short: "could not create decoder object"
+                raise ValueError(f"its {name} data are cut short or damaged: {error}") from error
             _check_size(image.width, image.height, most_pixels)
             return image
     raise ValueError(f"no known picture format{remedy}")

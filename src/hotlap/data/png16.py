@@ -26,7 +26,7 @@ def read_png16(content: bytes) -> np.ndarray:  # [H, W, channels] uint16
     """The samples of such a file; damage is a ValueError."""
     width, height, _, colour, _, _, interlaced = _HEADER.unpack_from(content, 16)
     if interlaced:
-        raise ValueError("interlaced PNG of 16 bits")
+        raise ValueError("it is an interlaced PNG of 16 bits; save it without interlacing")
     channels = _CHANNELS[colour]
     row = width * channels * 2
     packed = b"".join(_data_chunks(content))

@@ -29,7 +29,12 @@ def find_files(folder: Path) -> dict[str, Path]:
     wanted = (*SUFFIXES, *MICROSCOPES)
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in wanted and not p.name.startswith("."))
     if not paths:
-        raise DataError(f"folder {str(folder)!r} holds no pictures", expected=f"files {', '.join(SUFFIXES)}")
+        inside = min((p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")), default=None)
+        raise DataError(
+            f"folder {str(folder)!r} holds no pictures",
+            expected=f"files {', '.join(SUFFIXES)}",
+            remedy=f"Folders in it are not looked into: give one of them, such as {str(inside)!r}" if inside else "",
+        )
     stems = Counter(path.stem for path in paths)
     stacks = {name for path in paths if path.suffix.lower() in STACKS for name in (path.stem, _whole(path))}
     named: dict[str, Path] = {}
