@@ -28,7 +28,7 @@ from hotlap.data.object_table import read_csv
 from hotlap.measure.nursery import can_fork
 from hotlap.segment import picture_processes
 from hotlap.segment import predict_folder as module
-from hotlap.segment.done import Done, prepare
+from hotlap.segment.done import Done, content_digest, prepare
 from hotlap.segment.finishing import Facts, Finishing
 from hotlap.segment.normalise import normalise
 from hotlap.segment.picture_processes import PictureProcesses
@@ -298,8 +298,31 @@ def test_pictures_that_were_handed_out_are_not_decoded_again(folder, reading, mo
     assert decoded == [1] and not list(reading.items("0", folder / "0.png", 1))
     (before, _) = reading.items("stack", folder / "stack.tif")
     reading.done.write({"name": before.name, "digest": before.digest, "page": 0, "num_pages": 2}, {})
-    kinds = [[type(item) for item in reading.items("stack", folder / "stack.tif", begin)] for begin in range(3)]
-    assert kinds == [[Finished, Loaded], [Loaded], []]
+    kinds = [[type(item) for item in reading.items("stack", folder / "stack.tif", begin)] for begin in range(2)]
+    assert kinds == [[Finished, Loaded], [Finished]]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_pages_that_were_finished_since_cost_no_others(folder, shared, reading, before):
+    """Those handed out are finished while the process goes on, and it may then die."""
+    picture = Image.fromarray(as_picture(TRUTH)[..., 0])
+    picture.save(folder / "stack.tif", save_all=True, append_images=[picture] * 5)
+    facts = {"digest": content_digest(folder / "stack.tif"), "num_pages": 6}
+
+    def finish(page):
+        reading.done.write({"name": f"stack_page{page:04d}", "page": page, **facts}, {})
+
+    for page in range(before):
+        finish(page)
+    number, found = len(living_forks(shared)) + 1, []
+    for item in shared.read(reading, "stack", folder / "stack.tif"):
+        if isinstance(item, Finished):
+            continue
+        found.append(item.name)
+        finish(int(item.name[-4:]))
+        if len(found) == 3:
+            kill_fork(shared, number)
+    assert found == [f"stack_page{page:04d}" for page in range(before, 6)]
 
 
 def test_a_file_that_is_left_half_way_can_be_read_again(folder, shared, reading):

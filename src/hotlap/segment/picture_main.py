@@ -17,7 +17,6 @@ import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,9 +105,9 @@ def _finish(work: Finishing, facts: Any, maps: torch.Tensor, picture: torch.Tens
     return work.one(facts, maps.numpy(), None if picture is None else picture.numpy())
 
 
-def _read(pipe: Any, shelf: Shelf, work: Reading, name: str, path: Path, begin: int) -> None:
-    """Tells what is in a file after so many items, each when it is asked for; pixels lie on the shelf until then."""
-    for item in work.items(name, path, begin):
+def _read(pipe: Any, shelf: Shelf, work: Reading, *place: Any) -> None:
+    """Tells what is in a file from a place on, each when it is asked for; pixels lie on the shelf until then."""
+    for item in work.items(*place):
         picture = None
         if isinstance(item, Loaded):
             picture, item = shelf.hold("picture", item.picture), dataclasses.replace(item, picture=_ELSEWHERE)

@@ -34,7 +34,7 @@ from hotlap.measure.passing import Shelf, receive, send
 from hotlap.measure.process import revive_error, worker_environment
 from hotlap.segment.finishing import Answer, Facts, Finishing
 from hotlap.segment.picture_main import END, ERROR, OK, READY
-from hotlap.segment.reading import Bad, Item, Reading
+from hotlap.segment.reading import Bad, Finished, Item, Reading
 
 MAIN = "hotlap.segment.picture_main"
 MOST_SENT = 1 << 30
@@ -101,19 +101,24 @@ class PictureProcesses:
             yield from work.items(name, path)
             return
         seat, begin, deaths, last = self._seat(work), 0, 0, ""
+        finished: frozenset[int] | None = None
         try:
             while deaths < 2 * ATTEMPTS:
-                told = self._ask(seat, work, (name, path, begin))
+                told = self._ask(seat, work, (name, path, begin, finished))
                 while told is not None:
                     if told[0] == END:
                         return
                     item, picture = _value(*told)
                     # Copied: its place is for the next one, and hundreds may wait for their batch.
                     yield item if picture is None else dataclasses.replace(item, picture=picture.numpy().copy())
-                    begin, deaths, last = begin + 1, 0, getattr(item, "name", last)
+                    if isinstance(item, Finished):
+                        finished = frozenset(entry["page"] for entry in item.entries)
+                    else:
+                        begin, finished = begin + 1, finished or frozenset()
+                    deaths, last = 0, getattr(item, "name", last)
                     told = self._ask(seat, work, None)
                 if not self._is_serving():
-                    yield from work.items(name, path, begin)
+                    yield from work.items(name, path, begin, finished)
                     return
                 deaths += 1
                 if deaths == ATTEMPTS:

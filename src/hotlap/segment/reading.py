@@ -68,23 +68,26 @@ class Reading:
     room_bytes: float = math.inf
     """Of memory: a picture that would take more is refused before it is decoded."""
 
-    def items(self, name: str, path: Path, begin: int = 0) -> Generator[Item]:
-        """The pictures of a file, those of it that were finished before, and what is wrong with it.
+    def items(self, name: str, path: Path, begin: int = 0, finished: frozenset[int] | None = None) -> Generator[Item]:
+        """Those of a file's pictures that were finished before, the others, and what is wrong with it.
 
-        The first ``begin`` of these are left out, and not decoded.
+        Who goes on with a file leaves out the first ``begin`` of the others, which are not decoded, and says which
+        pages were ``finished`` when it was begun: some of those that were handed out may have been since.
         """
         try:
             if path.exists() and not path.is_file():  # to open a pipe waits for ever
                 raise DataError("it is no file")
             digest = content_digest(path)
-            entries, num_pages = self.done.pages(name, digest) if not self.redo else ([], 0)
-            if entries and begin == 0:
-                yield Finished(entries)
-            if entries and len(entries) == num_pages:
-                return
-            skip, bad = frozenset(entry["page"] for entry in entries), list[Bad]()
+            if finished is None:
+                entries, num_pages = self.done.pages(name, digest) if not self.redo else ([], 0)
+                if entries:
+                    yield Finished(entries)
+                if entries and len(entries) == num_pages:
+                    return
+                finished = frozenset(entry["page"] for entry in entries)
+            bad = list[Bad]()
             pages = read_pictures(
-                path, most_pixels=self._most_pixels(), skip=skip, begin=max(0, begin - bool(entries)),
+                path, most_pixels=self._most_pixels(), skip=finished, begin=begin,
                 hear=lambda page: bad.append(Bad(path, self._reason(page))),
             )  # fmt: skip
             for picture in pages:
