@@ -303,6 +303,15 @@ def test_pages_are_pictures_and_only_missing_ones_are_done_again(folder):
     assert (answer.num_images, answer.num_before) == (1, 5) and sum(shape[0] for shape in again.model.seen) == 1
 
 
+def test_what_is_finished_is_listed_once_however_many_files_there_are(folder, monkeypatch):
+    listed = []
+    for name in ("listdir", "scandir"):
+        ways = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path=".", ways=ways: listed.append(Path(path).name) or ways(path))
+    assert predict_folder(settings(folder, workers=1), predictor=bright_predictor()).num_images == 3
+    assert listed.count("done") == 1
+
+
 def test_files_of_one_stem_keep_results_apart(folder):
     Image.fromarray(as_picture(TRUTH["c"])[..., 0]).save(folder / "a.tif")
     config = settings(folder)

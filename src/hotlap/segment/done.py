@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -90,12 +91,25 @@ class Done:
         if single is not None:
             return [single], 1
         found, number = [], 0
-        for path in sorted((self.out / FOLDER).glob(f"{_escaped(name)}_page[0-9]*.json")):
-            entry = self._entry(path.stem, digest) if _is_page(path.stem, {name}) else None
+        for page in self._pages.get(name, ()):
+            entry = self._entry(page, digest)
             if entry is not None:
                 found.append(entry)
                 number = entry["num_pages"]
         return found, number
+
+    @functools.cached_property
+    def _pages(self) -> dict[str, list[str]]:
+        """The names of noted pages by that of their file, as they are when it is first asked.
+
+        Looked for file by file, a folder of ten thousand would be gone through ten thousand times.
+        """
+        found: dict[str, list[str]] = {}
+        for note in sorted((self.out / FOLDER).iterdir()):
+            stack, _, number = note.stem.rpartition("_page")
+            if note.suffix == ".json" and number.isdigit():
+                found.setdefault(stack, []).append(note.stem)
+        return found
 
     def _entry(self, name: str, digest: str | None) -> dict[str, Any] | None:
         """What was noted of a picture, if it still holds and its files are there."""
@@ -134,7 +148,3 @@ class Done:
                 f"cannot write {str(path)!r}: {error.strerror or error}",
                 remedy="Remove what is in the way, or choose another folder",
             ) from error
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
