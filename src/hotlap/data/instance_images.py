@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
 from hotlap.base.errors import DataError, StorageError
-from hotlap.data.file_bytes import ZIP_FAULTS
 from hotlap.data.image_folder import HOLD_OUT_EVERY, find_pairs
 from hotlap.data.micrograph import Picture, numbers_in, pictures_in, read_pictures
+from hotlap.data.npz import UnreadableArrays, read_npz
 from hotlap.data.picture_file import UnreadablePicture
 
 LABELS = "label:"
@@ -119,13 +118,8 @@ def pack_images(folder: Path, file: Path) -> int:
 
 def _packed(file: Path) -> list[InstanceImage]:
     try:
-        with open(file, "rb") as whole:
-            if not is_zipfile(whole):  # one array, or anything: numpy would have it unpickled
-                raise BadZipFile("it is no npz file, or is cut short")
-            whole.seek(0)
-            with np.load(whole, allow_pickle=False) as arrays:
-                content = {name: arrays[name].tobytes() for name in arrays.files}
-    except (*ZIP_FAULTS, OSError) as error:
+        content = {name: array.tobytes() for name, array in read_npz(file).items()}
+    except UnreadableArrays as error:
         raise DataError(
             f"packed images {str(file)!r} cannot be read: {error}", remedy="Pack the folder again, or give the folder"
         ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotlap.base.errors import DataError
+from hotlap.data.npz import UnreadableArrays, read_npz
 from hotlap.data.white_picture import decode_white_picture
 from hotlap.mesh.cameras import SIZE_PX
 from hotlap.records.run import write_atomic
@@ -87,9 +87,8 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _read_arrays(path: Path, names: tuple[str, ...] = tuple(ARRAYS)) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_npz(path, names)
+    except UnreadableArrays as error:
         raise DataError(
             f"prepared object {str(path)!r} cannot be read: {error}",
             remedy="Remove it and run 'hotlap mesh views' again",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from hotlap.base.errors import DataError, EnvironmentUnusable, UsageError
 from hotlap.base.raised import misfit
+from hotlap.data.npz import UnreadableArrays, read_npz
 from hotlap.data.plain_pickle import load_plain_pickle
 from hotlap.measure.weights import read_weights
 from hotlap.mesh.graph_layers import GraphConv
@@ -178,9 +177,8 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     """Arrays by name, from an ``.npz`` without pickles in it, or from a pickled dict through the restricted reader."""
     if file.suffix == ".npz":
         try:
-            with np.load(file, allow_pickle=False) as opened:
-                return {name: opened[name] for name in opened.files}
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            return read_npz(file)
+        except UnreadableArrays as error:
             raise DataError(f"{str(file)!r} cannot be read: {error}", expected="an .npz of plain arrays") from error
     data = load_plain_pickle(_bytes(file), str(file))
     plain = isinstance(data, dict) and all(isinstance(k, str) and isinstance(v, np.ndarray) for k, v in data.items())
