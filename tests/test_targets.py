@@ -80,6 +80,9 @@ def leaves():
 def gives_text():
     return "text"
 
+def scripted():
+    return torch.jit.script(mlp())
+
 def takes_anything(**options):
     return mlp(**options)
 """
@@ -188,6 +191,7 @@ def test_what_a_duck_brings_itself_is_not_overridden():
         ("models.py:leaves", {}, [], TargetError, ["raised SystemExit: usage: train.py DATA"]),
         ("models.py:gives_text", {}, [], TargetError, ["gave an object of type str", "build_model, make_batch, loss"]),
         ("models.py:number", {}, [], TargetError, ["'models.py:number' is a int", "a function or class to call"]),
+        ("models.py:scripted", {}, ["4"], TargetError, ["gives a TorchScript module", "nn.Module that it was made of"]),
         ("models.py:Full", {}, ["4"], TargetError, ["--input 4 is given", "makes its own batches"]),
     ],
 )

@@ -254,6 +254,7 @@ def as_workload(
 
 
 def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], inputs: Sequence[str]) -> Workload:
+    import torch
     from torch import nn
 
     built = is_workload(factory) or isinstance(factory, nn.Module)
@@ -270,6 +271,12 @@ def _to_workload(target: str, name: str, factory: Any, options: dict[str, Any], 
                 remedy="Leave it out",
             )
         return adopt(made, name)
+    if isinstance(made, torch.jit.ScriptModule):
+        raise TargetError(
+            f"{target!r} gives a TorchScript module, whose layers nothing here can see or change",
+            expected="the torch.nn.Module that it was made of",
+            remedy="Name the function or class that builds that one; 'hotlap export' times its TorchScript beside it",
+        )
     if isinstance(made, nn.Module):
         if not inputs:
             raise TargetError(
