@@ -380,6 +380,25 @@ def test_a_resumed_training_must_be_the_same(settings):
     assert train(settings(steps=10, resume=True, log_every=5)).status == "complete"
 
 
+def test_a_scene_that_was_moved_is_gone_on_with_where_it_is_now(settings, scene_folder, tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(scene_folder, before)
+    config = settings(scene=str(before), steps=20, checkpoint_every=10, max_splats=500)
+    whole = train_model(config).trainer.state
+    CheckpointStore(Path(config.out) / "checkpoints").rewind(10)
+    write_drawn_scene(after, DrawnScene(num_views=18, width=48, height=32, num_points=400))
+    with pytest.raises(ConfigError, match=r"scene = '.*after' is not what the training in .*Expected '.*before'"):
+        train(replace(config, scene=str(after), resume=True))  # the other one is still there
+    shutil.rmtree(before)
+    with pytest.raises(ConfigError, match=r"after' has 15 pictures to train on, which are not the 14 that .*'view_01"):
+        train(replace(config, scene=str(after), resume=True))
+    shutil.rmtree(after)
+    shutil.copytree(scene_folder, after)
+    found = train_model(replace(config, scene=str(after), resume=True)).trainer.state
+    assert torch.equal(found.alive("means"), whole.alive("means"))
+    assert evaluate(SplatEvalConfig(run=config.out, device="cpu"))["mean"]["psnr"] > 0, "it knows where the scene is"
+
+
 def test_a_training_of_several_processes_is_not_gone_on_with_by_another_number(settings, monkeypatch):
     monkeypatch.setattr(Alone, "size", 2)
     train(settings(steps=10))

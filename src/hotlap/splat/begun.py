@@ -20,7 +20,7 @@ from hotlap.records.run import run_folder
 from hotlap.splat.apart import check_apart
 from hotlap.splat.config import FIELDS, SplatTrainConfig
 from hotlap.splat.outcome import MODEL
-from hotlap.splat.stage import scene_place
+from hotlap.splat.stage import DRAWN, scene_place
 
 SETTINGS = "settings.json"
 FREE = (
@@ -90,8 +90,18 @@ def make_folder(config: SplatTrainConfig) -> Path:
 
 
 def write_settings(config: SplatTrainConfig, folder: Path) -> None:
-    settings = encode(config) | {"scene": scene_place(config.scene)}
+    _write(encode(config) | {"scene": scene_place(config.scene)}, folder)
+
+
+def _write(settings: dict[str, Any], folder: Path) -> None:
     write_durably(folder / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n", remedy=REMEDY)
+
+
+def note_place(scene: str, folder: Path) -> None:
+    """Notes where the scene of a training that goes on is now."""
+    before, place = _stored(folder), scene_place(scene)
+    if before.get("scene") != place:
+        _write({**before, "scene": place}, folder)
 
 
 def begun_layer(out: str) -> Layer:
@@ -107,6 +117,8 @@ def _check_same(config: SplatTrainConfig, folder: Path) -> None:
     before, after = read_settings(folder), encode(config)
     before, after = ({**one, "scene": scene_place(str(one.get("scene", "")))} for one in (before, after))
     for name, value in after.items():
+        if name == "scene" and before[name] != DRAWN and not Path(before[name]).exists():
+            continue  # it was moved, perhaps; its pictures are compared when they are read
         if name not in FREE and name in before and before[name] != value:
             raise ConfigError(
                 f"{name} = {value!r} is not what the training in {str(folder)!r} was begun with",

@@ -28,7 +28,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, now, save
 from hotlap.splat.apart import check_apart, scene_folders
-from hotlap.splat.begun import as_begun, check_folder, make_folder, write_settings
+from hotlap.splat.begun import as_begun, check_folder, make_folder, note_place, write_settings
 from hotlap.splat.config import SplatTrainConfig
 from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
@@ -112,6 +112,8 @@ def train_model(
                 keeper = Keeper(config, folder, trainer, emit, writes=leads)
                 keeper.again = again or keeper.again
                 keeper.resume()
+            if leads and config.resume:
+                note_place(config.scene, folder)
             with live_view(config.view, trainer, emit) as show:
                 record = keeper.begin(sources or {})  # not before: what cannot begin leaves no record that says it runs
                 record = _follow(keeper, record, _all_of(watch, show))

@@ -14,6 +14,7 @@ from hotlap.base import events
 from hotlap.base.errors import ConfigError
 from hotlap.base.events import Emit
 from hotlap.data.scene import Scene
+from hotlap.data.view import first_few
 from hotlap.kernels.adam.state import AdamConfig
 from hotlap.splat.config import LEARNABLE, SplatTrainConfig
 from hotlap.splat.graphed import make_steps
@@ -200,8 +201,12 @@ class Trainer:
             "ordered": self._ordered,
             "looked": self._looked,
             "processes": self.team.size,
+            "views": self._views(),
             "own": [] if drawn_alone else self.team.each(self._own()),
         }
+
+    def _views(self) -> list[str]:
+        return [view.name for view in self.stage.views]
 
     def _own(self) -> dict[str, Tensor]:
         """What each of several processes has heard from its views alone, until they next tell each other."""
@@ -215,6 +220,14 @@ class Trainer:
                 f"the checkpoint is of a training in {before} processes, and there are {self.team.size} now",
                 expected=f"{before}", remedy="Start it with as many as before, or give another --out",
             )  # fmt: skip
+        views, were = self._views(), state.get("views")
+        if were not in (None, views):  # what is learned of each lies in their order
+            other = first_few(sorted(set(views) ^ set(were)) or views)
+            raise ConfigError(
+                f"the scene {self.config.scene!r} has {len(views)} pictures to train on, which are not the {len(were)} "
+                f"that this training was begun with: {other}",
+                remedy="Bring back those it had, or begin a new training in another folder",
+            )
         self.state.load_state_dict(state["state"])
         for name, part in self.beside.parts().items():
             part.load_state_dict(state["beside"][name])
