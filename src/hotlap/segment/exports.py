@@ -17,7 +17,7 @@ from hotlap.data.tiff import write_tiff
 from hotlap.data.yolo_seg import write_yolo
 from hotlap.records.run import write_atomic
 from hotlap.segment.objects import COLUMNS
-from hotlap.segment.overlay import draw_overlay, encode_png
+from hotlap.segment.overlay import draw_overlay, encode_overlay
 from hotlap.segment.predict import Segmented
 
 TABLES = {"csv": "objects.csv", "coco": "coco.json", "xlsx": "objects.xlsx"}
@@ -43,7 +43,8 @@ def picture_files(
             made[f"labels/{name}.tif"] = label_tiff(found.labels)
         elif kind == "overlay":
             assert picture is not None
-            made[f"overlays/{name}.png"] = encode_png(draw_overlay(picture, found.labels))
+            suffix, content = encode_overlay(draw_overlay(picture, found.labels))
+            made[f"overlays/{name}{suffix}"] = content
         elif kind == "yolo":
             made[f"yolo/{name}.txt"] = write_yolo(found.outlines, height, width)
         elif kind == "roi":
