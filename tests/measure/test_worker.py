@@ -38,7 +38,8 @@ def test_inputs_that_may_not_fit_are_asked_about():
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"job": "trial", "batch": 32}, "), with a batch of 32. "),
+        ({"job": "trial", "batch": 32, "tail": 0}, "), with a batch of 32. "),
+        ({"job": "trial", "batch": 32, "tail": 21}, "), with a batch of 32 and a ragged tail of 21. "),
         ({"job": "gate", "batch": 4}, "), with a batch of 4, the numeric gate's (bench and tune have --gate-batch). "),
         ({"job": "describe"}, "). Does --input 16 fit it"),
     ],
