@@ -200,6 +200,17 @@ def test_the_live_table_shows_the_best_so_far(record):
     assert "50% of the budget, compile: cuda at batch 8" in text
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (120, 30)])
+def test_what_is_done_next_is_seen_in_a_low_terminal_too(record, width, height):
+    """Arms of a card fill three lines of a narrow one each, and what stands beneath them would be cut off."""
+    console = Console(width=width, height=height, force_terminal=True, file=io.StringIO())
+    with TuneDoor(console, quiet=False) as door:
+        door(Event(kind="result", data={"rows": headline_rows_of(record)}))
+        door(advance("tune", 30, 60, "compile: cuda at batch 8"))
+        text = console.file.getvalue()  # at the end all of it is drawn, and taken away
+    assert "50% of the budget, compile: cuda at batch 8" in text and "best so far" in text
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(
     "goal", [Goal("latency"), Goal("latency", 20.0), Goal("memory")], ids=["latency", "p95", "memory"]
