@@ -19,6 +19,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord
 from hotlap.tools.report import render
+from hotlap.tools.report.method import method_sentences
 from hotlap.tools.report.tune import curves, tune_facts, tune_rows
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
@@ -74,6 +75,16 @@ def test_the_page_tells_the_story_first_and_draws_the_batch(record):
     assert "chosen" in page and "timed out" in page and OUT_OF_BUDGET in page and "out of memory" in page
     assert "cuda:fp16: outputs 3x off." in page, "what was refused, and why"
     assert "did not run" in page and "Numeric gate" not in page
+
+
+def test_the_method_is_told_as_far_as_the_record_bears_it_out(record):
+    said = " ".join(method_sentences(record))
+    assert "in a process of its own." in said and "judged against float64" in said
+    found = record.extra["tune"]
+    turned = {**found, "winner": None, "rows": [{**row, "together": 1} for row in found["rows"]]}
+    said = " ".join(method_sentences(dataclasses.replace(record, extra={"tune": turned})))
+    assert "took turns in one process as well" in said and "judged against float64" not in said
+    assert method_sentences(dataclasses.replace(record, extra={})), "it was stopped while the target was loaded"
 
 
 def test_the_knee_is_where_more_batch_gives_little(record):
