@@ -115,9 +115,9 @@ class InputSpec:
 class ModuleWorkload(Workload):
     """A plain ``nn.Module`` factory with random inputs.
 
-    Its loss is cross-entropy against random classes where the output is [n, classes], and the sum of squares elsewhere:
-    enough to time a step and to check gradients, not to learn. A sample brings its class along, as a number that is
-    taken modulo however many classes there are; so its loss is the same wherever in a batch it stands.
+    Its loss is cross-entropy against random classes where the output is [n, classes], and the squared distance from a
+    ramp elsewhere: enough to time a step and to check gradients, not to learn. A sample brings its class along, as a
+    number that is taken modulo however many classes there are; so its loss is the same wherever in a batch it stands.
     """
 
     def __init__(self, name: str, factory: Callable[[], nn.Module], inputs: Sequence[InputSpec]) -> None:
@@ -145,7 +145,10 @@ class ModuleWorkload(Workload):
         out = self.predict(model, batch)
         if out.ndim == 2 and out.shape[1] > 1 and out.shape[0] == batch[-1].shape[0]:
             return torch.nn.functional.cross_entropy(out, batch[-1] % out.shape[1], reduction="sum"), out.shape[0]
-        return out.float().square().sum() if out.dtype != torch.float64 else out.square().sum(), out.numel()
+        out = out if out.dtype == torch.float64 else out.float()
+        if out.ndim > 1:  # a norm at the end leaves the sum of squares as it is, and gradients of nothing but rounding
+            out = out - torch.linspace(-1, 1, out.shape[-1], dtype=out.dtype, device=out.device)
+        return out.square().sum(), out.numel()
 
     def compare(self, out: Tensor, ref: Tensor) -> list[Agreement]:
         return same_class(out, ref) if out.ndim >= 2 and out.shape[1] > 1 else []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from hotlap.device.memory import cgroup_free_bytes, free_bytes
+import pytest
+import torch
+
+from hotlap.device.memory import PeakMemory, cgroup_free_bytes, free_bytes
 
 GIB = 2**30
 
@@ -49,3 +52,33 @@ def test_a_full_cgroup_has_nothing_left(tmp_path):
 
 def test_this_very_device_has_memory_left(device):
     assert 2**20 < free_bytes(device) < 2**50
+
+
+@pytest.mark.parametrize("uuid", ["1", "GPU-1"])
+def test_the_growth_of_other_cards_is_not_that_of_a_trial(monkeypatch, uuid):
+    used = {"GPU-0": 5 * GIB, "GPU-1": GIB}
+
+    class Driver:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def cards(self):
+            return [SimpleNamespace(uuid=uuid) for uuid in used]
+
+        def handle(self, uuid):
+            return uuid
+
+        def state(self, handle):
+            return SimpleNamespace(memory_used_bytes=used[handle])
+
+    monkeypatch.setattr("hotlap.device.memory.Nvml", Driver)
+    for name in ("synchronize", "max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: 0)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid))
+    peak = PeakMemory(torch.device("cuda:1"))
+    used.update({"GPU-0": 40 * GIB, "GPU-1": 3 * GIB})
+    assert peak.read().device_used_bytes == 2 * GIB

@@ -92,6 +92,44 @@ def test_the_worst_case_is_what_is_run_and_the_optimizer_too(monkeypatch):
     assert (5, True) in workload.steps and workload.steps[-1] == (5, True), "a full step runs after the tail as well"
 
 
+class Few(Shapes):
+    """Has 7 samples, as data in memory that is sliced has."""
+
+    most = 7
+
+    def make_batch(self, n, device, generator):
+        return super().make_batch(min(n, self.most), device, generator)
+
+
+class Packed(Shapes):
+    """A list of samples, each with as many rows as it likes: how many samples there are no dimension says."""
+
+    def make_batch(self, n, device, generator):
+        return [torch.randn(2 + n % 5, 2, generator=generator) for _ in range(n)]
+
+    def predict(self, model, batch):
+        return model(torch.cat(batch))
+
+    def loss(self, model, batch):
+        return self.predict(model, batch).square().sum(), len(batch)
+
+
+@pytest.mark.parametrize("most", [7, 2])
+def test_a_batch_without_the_samples_that_were_asked_for_is_refused(monkeypatch, most):
+    """It would seem the faster the more are asked for, and the search would end at the largest size there is."""
+    workload = Few()
+    workload.most = most
+    monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: workload)
+    assert trial(job(batch=most), quiet).wall_ms
+    with pytest.raises(TargetError, match=rf"9 samples were asked, and make_batch\(\) gave {most}.*--max-batch {most}"):
+        trial(job(batch=9), quiet)
+
+
+def test_samples_that_are_packed_in_another_way_are_not_counted(monkeypatch):
+    monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: Packed())
+    assert trial(job(batch=9, mode="infer"), quiet).wall_ms
+
+
 class Normed(Shapes):
     def build_model(self):
         return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

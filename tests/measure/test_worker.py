@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hotlap.base.errors import OutOfMemory, TargetError
-from hotlap.base.raised import their_line
+from hotlap.base.raised import first_line, their_line
 from hotlap.engine import child
 from hotlap.measure import worker
 
@@ -26,6 +26,27 @@ def test_the_line_that_is_named_is_the_user_s_and_not_torch_s():
     assert str(worker.explain(error, {"target": "mine.py:net"})).count(f"({__file__}:") == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("one\ntwo", "one"),
+        ("", "RuntimeError"),
+        (
+            "backend='inductor' raised:\nCppCompileError: C++ compile error\n\nSet X=1",
+            "CppCompileError: C++ compile error",
+        ),
+        (
+            "RuntimeError when making fake tensor call\n  Explanation: no fake impl\n  Hint: x",
+            "Explanation: no fake impl",
+        ),
+    ],
+)
+def test_what_torch_says_beneath_a_heading_is_told(said, line):
+    """Of a compilation that failed the first line alone does not tell why."""
+    told = first_line(RuntimeError(said))
+    assert told.endswith(line) and "Set X" not in told and "Hint" not in told and "two" not in told
+
+
 def test_inputs_that_may_not_fit_are_asked_about():
     error = raised(lambda: nn.Embedding(9, 2)(torch.randn(1, 4)))
     told = worker.explain(error, {"target": "mine.py:net", "inputs": ["4", "3x8"]})
@@ -38,7 +59,8 @@ def test_inputs_that_may_not_fit_are_asked_about():
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({"job": "trial", "batch": 32}, "), with a batch of 32. "),
+        ({"job": "trial", "batch": 32, "tail": 0}, "), with a batch of 32. "),
+        ({"job": "trial", "batch": 32, "tail": 21}, "), with a batch of 32 and a ragged tail of 21. "),
         ({"job": "gate", "batch": 4}, "), with a batch of 4, the numeric gate's (bench and tune have --gate-batch). "),
         ({"job": "describe"}, "). Does --input 16 fit it"),
     ],

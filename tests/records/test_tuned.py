@@ -256,6 +256,20 @@ def test_a_second_search_on_a_device_is_told_who_has_it(tmp_path):
         pass
 
 
+def test_a_card_is_one_device_whatever_its_number_and_a_number_is_several_cards(tmp_path, monkeypatch):
+    """Where each process sees one card alone, all search on cuda:0; and a home folder may be that of many machines."""
+    with only_search("cuda:0", "tuning unet", tmp_path, card="GPU-1"):
+        with only_search("cuda:0", "tuning x", tmp_path, card="GPU-2"):
+            pass
+        words = "another search is running on cuda:1"
+        with pytest.raises(EnvironmentUnusable, match=words), only_search("cuda:1", "x", tmp_path, card="GPU-1"):
+            pytest.fail("two searches at once")
+    with only_search("cpu", "tuning unet", tmp_path):
+        monkeypatch.setattr("platform.node", lambda: "another")
+        with only_search("cpu", "tuning x", tmp_path):
+            pass
+
+
 def test_two_searches_at_once_are_refused_where_the_store_cannot_be_written_too(tmp_path, monkeypatch):
     (tmp_path / "store").write_text("a file where the folder should be")
     (tmp_path / "temporary").mkdir()

@@ -8,8 +8,10 @@ import pytest
 
 from hotlap.base.errors import UsageError
 from hotlap.measure.fingerprint import Question, ask_key
+from hotlap.measure.jobs import Description
 from hotlap.records.tuned import ProfileStore, TunedProfile
 from hotlap.tools.bench import BenchConfig, bench, preview
+from hotlap.tools.bench.stored import with_stored_arm
 
 MLP = """
 from torch import nn
@@ -17,6 +19,11 @@ from torch import nn
 def mlp():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 """
+
+ABOUT = Description(
+    name="mlp", summary="", default_batch=16, num_parameters=51, has_convolutions=False, can_compile=False,
+    fast_bf16=False, usable_cores=2, num_cuda=0,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -58,6 +65,20 @@ def test_without_arms_a_profile_that_holds_joins_the_others_unless_told_not_to()
     store()
     assert "arm        cpu:bf16" in preview(config())
     assert "arm        cpu:bf16" not in preview(config(tuned=False))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("given", "is_told"), [({}, True), ({"batch": 8}, False), ({"arms": ("tuned-profile",)}, False)]
+)
+def test_that_its_batch_is_not_taken_is_told(given, is_told):
+    """It was named with its batch just before; where the user gives one there is nothing to tell."""
+    store()
+    told: list[str] = []
+    lines = with_stored_arm(config(**given), ABOUT, lambda event: told.append(event.text))[1]
+    assert lines[0] in told and "at batch 12" in lines[0]
+    one = "It is not timed at batch 12 here: --arms tuned-profile takes its batch, too."
+    assert (one in lines) == (one in told) == is_told
 
 
 @pytest.mark.usefixtures("folder")

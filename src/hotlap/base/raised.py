@@ -15,9 +15,10 @@ MOST_WORDS = 300
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its name."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """The first line of what an exception says, with the next where the reason is there, or its name."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    is_heading = lines[0].endswith(":") or "".join(lines[1:2]).startswith("Explanation:")  # as torch.compile's are
+    return few_words(" ".join(lines[:2])) if is_heading else lines[0]
 
 
 def few_words(said: str) -> str:

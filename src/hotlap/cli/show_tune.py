@@ -15,7 +15,7 @@ from hotlap.cli.columns import LEAST, broken
 from hotlap.records.run import RunRecord
 
 LIVE_ROWS = 8
-"""Configurations in sight while the search runs; the last few failures stand beneath them."""
+"""Configurations in sight while the search runs, fewer in a low terminal; the last few failures stand beneath them."""
 LIVE_FAILURES = 3
 NARROW = 110
 """Columns of a terminal below which percentile and memory are left to the page: the arms need the room."""
@@ -52,8 +52,16 @@ class TuneDoor:
             self._line = f"{share}{event.text}"
             self._say_plainly(event)
         if self._live.is_started:
-            table = tune_table(_in_sight(self._rows), width=self._console.width)
-            self._live.update(Group(table, Text(self._line, style="dim")), refresh=True)
+            self._live.update(self._fitting(), refresh=True)
+
+    def _fitting(self) -> Group:
+        """The table over what is done next, in as many lines as the terminal has: of more the end would not be seen."""
+        for most in range(LIVE_ROWS, 0, -1):
+            table = tune_table(_in_sight(self._rows, most), width=self._console.width)
+            seen = Group(table, Text(self._line, style="dim"))
+            if len(self._console.render_lines(seen)) <= self._console.height:
+                break
+        return seen
 
     def _say_plainly(self, event: Event) -> None:
         if self._quiet or self._console.is_terminal or event.text == self._last:
@@ -64,11 +72,11 @@ class TuneDoor:
         self._console.print(Text(f"tune: {self._line}{told}"), soft_wrap=True)
 
 
-def _in_sight(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _in_sight(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """The fastest, the best among them or beneath them, and the last few failures."""
     ran = [row for row in rows if row.get("rate")]
-    best = [row for row in ran[LIVE_ROWS:] if row.get("is_best")]  # by latency or memory it need not be a fast one
-    return ran[: LIVE_ROWS - len(best)] + best + [row for row in rows if not row.get("rate")][-LIVE_FAILURES:]
+    best = [row for row in ran[most:] if row.get("is_best")]  # by latency or memory it need not be a fast one
+    return ran[: most - len(best)] + best + [row for row in rows if not row.get("rate")][-min(most, LIVE_FAILURES) :]
 
 
 def tune_table(rows: list[dict[str, Any]], winner: dict[str, Any] | None = None, *, width: int = 80) -> Table:

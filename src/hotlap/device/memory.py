@@ -134,17 +134,25 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._rss = PeakRss()
-        self._used = self._device_used()
+        self._used = self._cards_used()
 
-    def _device_used(self) -> int | None:
-        """The card's used memory as the driver counts it; asks CUDA for nothing, so that no context appears."""
+    def _cards_used(self) -> dict[str, int]:
+        """Each card's used memory as the driver counts it; asks CUDA for nothing, so that no context appears."""
         if self._device.type != "cuda":
-            return None
+            return {}
         with Nvml() as nvml:
-            cards = nvml.cards()
-            states = [nvml.state(nvml.handle(card.uuid)) for card in cards]
-        used = [s.memory_used_bytes for s in states if s is not None and s.memory_used_bytes is not None]
-        return sum(used) if used else None
+            states = {card.uuid: nvml.state(nvml.handle(card.uuid)) for card in nvml.cards()}
+        used = {uuid: state.memory_used_bytes for uuid, state in states.items() if state is not None}
+        return {uuid: size for uuid, size in used.items() if size is not None}
+
+    def _growth_bytes(self) -> int | None:
+        """What the device's own card holds more than before; others may be filled by anyone meanwhile."""
+        import torch
+
+        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+        uuid = f"GPU-{uuid.removeprefix('GPU-')}"
+        before, now = self._used.get(uuid), self._cards_used().get(uuid)
+        return None if before is None or now is None else max(0, now - before)
 
     def read(self) -> Memory:
         """The peaks so far."""
@@ -154,11 +162,10 @@ class PeakMemory:
             return Memory(host_rss_bytes=self._rss.growth_bytes())
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats(self._device)
-        now = self._device_used()
         return Memory(
             allocated_bytes=torch.cuda.max_memory_allocated(self._device),
             reserved_bytes=torch.cuda.max_memory_reserved(self._device),
-            device_used_bytes=None if now is None or self._used is None else max(0, now - self._used),
+            device_used_bytes=self._growth_bytes(),
             host_rss_bytes=self._rss.growth_bytes(),
             num_alloc_retries=int(stats.get("num_alloc_retries", 0)),
             num_ooms=int(stats.get("num_ooms", 0)),

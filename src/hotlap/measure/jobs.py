@@ -50,6 +50,8 @@ class Description:
     usable_cores: int
     num_cuda: int
     cuda_name: str = ""
+    cards: list[str] = field(default_factory=list)
+    """What the CUDA devices really are, by their numbers here, which depend on those that are visible."""
     has_attention: bool = False
     """The model has torch's attention layers, or calls the fused attention function."""
     has_blocks: bool = False
@@ -151,6 +153,7 @@ def describe(job: Job, listen: Listen) -> Description:
         usable_cores=host.usable_cores,
         num_cuda=cuda,
         cuda_name=torch.cuda.get_device_name(0) if cuda else "",
+        cards=[str(torch.cuda.get_device_properties(index).uuid) for index in range(cuda)],
         has_attention=has_attention(model),
         has_kernels=bool(kernel_layers(model)),
         has_blocks=bool(find_blocks(model)),

@@ -82,7 +82,8 @@ def _with_samples(job: dict[str, Any]) -> str:
     if not job.get("batch"):
         return ""
     of_gate = ", the numeric gate's (bench and tune have --gate-batch)" if job.get("job") == "gate" else ""
-    return f", with a batch of {job['batch']}{of_gate}"
+    tail = f" and a ragged tail of {job['tail']}" if job.get("tail") else ""
+    return f", with a batch of {job['batch']}{of_gate}{tail}"
 
 
 def out_of_memory(error: Exception, batch: Any, arm: str) -> OutOfMemory:

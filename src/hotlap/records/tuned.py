@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import tempfile
@@ -236,9 +237,13 @@ def read_profile(path: Path) -> TunedProfile:
 
 
 @contextlib.contextmanager
-def only_search(device: str, about: str, folder: Path | None = None) -> Iterator[None]:
-    """Holds ``device`` for one search at a time, for two would time each other; the second is told who has it."""
-    handle = _search_file(device, folder or default_folder())
+def only_search(device: str, about: str, folder: Path | None = None, *, card: str = "") -> Iterator[None]:
+    """Holds ``device`` for one search at a time, for two would time each other; the second is told who has it.
+
+    ``card`` says which one it really is: each of several processes that see one card alone calls its own cuda:0.
+    Without it the device is this machine's, for machines may share a home folder.
+    """
+    handle = _search_file(card or f"{device}-{platform.node()}", folder or default_folder())
     if handle is None:
         yield
         return
@@ -277,7 +282,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _search_file(device: str, folder: Path) -> int | None:
+def _search_file(name: str, folder: Path) -> int | None:
     """A file to lock, open: beside the profiles, or with temporary files where those can only be read; None if neither.
 
     That the folder cannot be written is said when the profile is saved; its searches still must not time each other.
@@ -287,7 +292,7 @@ def _search_file(device: str, folder: Path) -> int | None:
     for where in (folder, Path(tempfile.gettempdir()) / f"hotlap-{uid}-{place}"):
         with contextlib.suppress(OSError):
             where.mkdir(parents=True, exist_ok=True)
-            return os.open(where / f".search-{_slug(device)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return os.open(where / f".search-{_slug(name)}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     return None
 
 

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
-from hotlap.base.errors import WorkerDied
+from hotlap.base.errors import OutOfMemory, WorkerDied
+from hotlap.measure.jobs import ArmFailure, Gates
+from hotlap.records.codec import encode
 from hotlap.tools.tune import TuneConfig, lab
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.goal import Goal
@@ -35,6 +37,26 @@ def test_the_gate_takes_no_larger_batch_than_the_search_may(monkeypatch, given, 
     settings = config(**given)
     lab.ProcessLab(settings, budget, saved=lambda: None, say=lambda text: None).gate(["cpu"])
     assert asked == [size]
+
+
+@pytest.mark.parametrize("is_reference", [True, False])
+@pytest.mark.parametrize(
+    ("given", "remedy"), [({}, "; --gate-batch judges fewer than 4 samples"), ({"gate_batch": 1}, "")]
+)
+def test_a_gate_without_memory_says_what_takes_less(monkeypatch, given, remedy, is_reference):
+    """Whether the reference did not fit, which ends the process, or an arm on its card."""
+    why = "batch = 4 does not fit in memory"
+
+    def starve(job, **options):
+        if is_reference:
+            raise OutOfMemory(why)
+        return encode(Gates(failures=[ArmFailure(arm="cpu", what=why, out_of_memory=True)]))
+
+    monkeypatch.setattr(lab, "run_job", starve)
+    budget = Budget(seconds=9, rung_seconds=0.1)
+    laboratory = lab.ProcessLab(config(**given), budget, saved=lambda: None, say=lambda text: None)
+    laboratory.gate(["cpu"])
+    assert laboratory.gates["cpu"].why == f"could not be judged: {why}{remedy}"
 
 
 @pytest.mark.parametrize(

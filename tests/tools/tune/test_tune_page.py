@@ -19,6 +19,7 @@ from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord
 from hotlap.tools.report import render
+from hotlap.tools.report.method import method_sentences
 from hotlap.tools.report.tune import curves, tune_facts, tune_rows
 from hotlap.tools.tune.budget import Budget, spent
 from hotlap.tools.tune.config import TuneConfig
@@ -74,6 +75,16 @@ def test_the_page_tells_the_story_first_and_draws_the_batch(record):
     assert "chosen" in page and "timed out" in page and OUT_OF_BUDGET in page and "out of memory" in page
     assert "cuda:fp16: outputs 3x off." in page, "what was refused, and why"
     assert "did not run" in page and "Numeric gate" not in page
+
+
+def test_the_method_is_told_as_far_as_the_record_bears_it_out(record):
+    said = " ".join(method_sentences(record))
+    assert "in a process of its own." in said and "judged against float64" in said
+    found = record.extra["tune"]
+    turned = {**found, "winner": None, "rows": [{**row, "together": 1} for row in found["rows"]]}
+    said = " ".join(method_sentences(dataclasses.replace(record, extra={"tune": turned})))
+    assert "took turns in one process as well" in said and "judged against float64" not in said
+    assert method_sentences(dataclasses.replace(record, extra={})), "it was stopped while the target was loaded"
 
 
 def test_the_knee_is_where_more_batch_gives_little(record):
@@ -198,6 +209,17 @@ def test_the_live_table_shows_the_best_so_far(record):
     line = next(line for line in text.splitlines() if "best so far" in line)
     assert best["arm"].split("+")[0] in line and str(best["batch"]) in line
     assert "50% of the budget, compile: cuda at batch 8" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 12), (120, 30)])
+def test_what_is_done_next_is_seen_in_a_low_terminal_too(record, width, height):
+    """Arms of a card fill three lines of a narrow one each, and what stands beneath them would be cut off."""
+    console = Console(width=width, height=height, force_terminal=True, file=io.StringIO())
+    with TuneDoor(console, quiet=False) as door:
+        door(Event(kind="result", data={"rows": headline_rows_of(record)}))
+        door(advance("tune", 30, 60, "compile: cuda at batch 8"))
+        text = console.file.getvalue()  # at the end all of it is drawn, and taken away
+    assert "50% of the budget, compile: cuda at batch 8" in text and "best so far" in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])

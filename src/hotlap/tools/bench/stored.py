@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from hotlap.base import events
 from hotlap.base.errors import UsageError
 from hotlap.base.events import Emit
 from hotlap.measure.arms import parse_arm
@@ -46,4 +47,7 @@ def with_stored_arm(config: BenchConfig, about: Description, emit: Emit) -> tupl
     arms = others or ((plain,) if asked else tuple(default_arms(about, config.quick)))
     arms = tuple(dict.fromkeys([*arms, profile.arm]))
     batch = config.batch or (profile.batch if asked else None)
+    if batch is None and profile.batch != about.default_batch:
+        lines.append(f"It is not timed at batch {profile.batch} here: --arms {STORED} takes its batch, too.")
+        emit(events.note(lines[-1]))
     return dataclasses.replace(config, arms=arms, batch=batch), lines

@@ -48,21 +48,27 @@ def method_sentences(record: RunRecord) -> list[str]:
             "Evaluations are of the averaged weights where there are any, in float32, on data not trained on.",
         ]
     if record.kind == "tune":
-        return [
-            "Every trial is a fresh process that makes whole steps on the worst-case shape, optimizer state and a pass "
-            "for evaluation included; its peak memory is read at the end.",
-            "Arms were raced by successive halving: the better half goes on, in new processes that time three times as "
-            "long. A rate is the median over processes.",
-            "Memory was not taken to grow with the batch: a size that failed was tried again, and sizes beside and "
-            "beyond it as well. Only a size that was run can be chosen.",
-            "Only finalists were compiled or recorded. The winner was judged against float64 and run once more in its "
-            "final form, with a ragged tail.",
-        ]
+        return _tune_sentences(record)
     if record.kind == "profile":
         return _profile_sentences(record)
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]
+
+
+def _tune_sentences(record: RunRecord) -> list[str]:
+    found = record.extra.get("tune") or {}
+    in_turns = any(row.get("together") for row in found.get("rows") or [])
+    lines = [
+        "Every trial makes whole steps on the worst-case shape, optimizer state and a pass for evaluation included, in "
+        "a process of its own" + ("; those that were close took turns in one process as well." if in_turns else "."),
+        "Where there was doubt, and budget, leads were checked in a second process, and the best few were run again at "
+        "the end, three times as long. A rate is the median over processes.",
+        "Memory was not taken to grow with the batch: a size that failed was tried again, and sizes beside and "
+        "beyond it as well. Only a size that was run can be chosen.",
+    ]
+    last = "The winner was judged against float64 and run once more in its final form, with a ragged tail."
+    return [*lines, *([last] if found.get("winner") else [])]
 
 
 def _profile_sentences(record: RunRecord) -> list[str]:

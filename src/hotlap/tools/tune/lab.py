@@ -195,7 +195,7 @@ class ProcessLab:
         began = time.monotonic()
         found = self._gates(asked, began)
         share = (time.monotonic() - began) / len(asked)
-        failures = {failure.arm: failure.what for failure in found.failures}
+        failures = {failure.arm: self._told(failure) for failure in found.failures}
         self.full_gates += found.gates
         judged = {gate.arm: gate for gate in found.gates}
         for name in asked:
@@ -220,7 +220,7 @@ class ProcessLab:
             found: Gates = decode(Gates, answer)
             return found
         except (WorkerDied, OutOfMemory) as error:
-            hangs = status_of(error) == TIMED_OUT
+            hangs, starved = status_of(error) == TIMED_OUT, isinstance(error, OutOfMemory)
             why = (
                 self._ended(f"{silence:.0f} s without a sign of life") if hangs and timeout_s == silence else error.what
             )
@@ -228,9 +228,14 @@ class ProcessLab:
         if hangs:  # over one arm, or, before it came to any, over what all of them are judged by
             guilty = [self._judging] if self._judging in asked else asked
         groups = [[name for name in asked if name not in guilty]] if guilty else [[name] for name in asked]
-        parts = [Gates(failures=[ArmFailure(arm=name, what=why) for name in guilty])]
+        parts = [Gates(failures=[ArmFailure(arm=name, what=why, out_of_memory=starved) for name in guilty])]
         parts += [self._gates(names, began) for names in groups if names]
         return Gates(gates=[g for p in parts for g in p.gates], failures=[f for p in parts for f in p.failures])
+
+    def _told(self, failure: ArmFailure) -> str:
+        """Why an arm could not be judged, and what can be done where it was for lack of memory."""
+        can_shrink = failure.out_of_memory and self._gate_batch > 1
+        return failure.what + (f"; --gate-batch judges fewer than {self._gate_batch} samples" if can_shrink else "")
 
     def _at_the_gate(self, text: str, done: float, total: float) -> None:
         judging = text.removeprefix("gate ")

@@ -79,7 +79,9 @@ def _tune(config: TuneConfig, emit: Emit, nursery: Nursery, sources: dict[str, s
         environment = capture()  # imports torch here while the nursery does it there
         about = describe(config, nursery)
         space = space_of(config, about)
-        with only_search(space.firsts[0].torch_device, f"tuning {config.target}"):
+        first = space.firsts[0]
+        card = about.cards[first.index] if first.device == "cuda" else ""
+        with only_search(first.torch_device, f"tuning {config.target}", card=card):
             folder = claim.folder if claim is not None else _folder_of(config)
             with only_writer(folder):
                 return _search(_Run(config, emit, about, space, sources, environment, nursery, claim))
