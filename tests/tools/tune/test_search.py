@@ -210,6 +210,21 @@ def test_the_leanest_and_the_quickest_are_held_to_their_last_run_too(objective):
         assert outcome.confirmed.samples_per_s >= 0.95 * max(e.rate for e in estimates(machine.rows).values())
 
 
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_the_quickest_wins_also_where_every_last_run_was_slower(slower):
+    """Of those that fell behind none is preferred for its rate, which a larger batch has more of."""
+
+    class Busy(Machine):
+        def _run(self, stage, config, rung, attempt, tail):
+            row = super()._run(stage, config, rung, attempt, tail)
+            return dataclasses.replace(row, wall_ms=[slower * ms for ms in row.wall_ms]) if tail else row
+
+    machine = Busy()
+    outcome = run(machine, objective="latency", mode="infer", arms=("cuda", "cuda:bf16"))
+    shortest = min(e.p50_ms for e in estimates(machine.rows).values())
+    assert {e.config: e for e in outcome.ranking}[outcome.winner].p50_ms < 1.05 * shortest
+
+
 def test_kernels_are_tried_in_the_other_memory_format_too():
     """Norms without a kernel for it make one format slow, and kernels of ours make it the fast one."""
 

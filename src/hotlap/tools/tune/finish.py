@@ -51,7 +51,8 @@ class Finish:
             failed.add(best.config)
             self.field.refused[str(best.config)] = row.why or f"{self.goal.says()} does not hold in its final form"
         ended = [one for one in self.field.ranked() if one.config in confirmed]
-        ended.sort(key=lambda one: -self._proven(one, confirmed) if self._fell(one, confirmed) else -math.inf)
+        proven = {one.config: self._proven(one, confirmed) if self.goal.by_rate else 0.0 for one in ended}
+        ended.sort(key=lambda one: -proven[one.config] if self._fell(one, confirmed) else -math.inf)
         winner = ended[0].config if ended else None
         return self._outcome(winner, confirmed[winner] if winner else None)
 

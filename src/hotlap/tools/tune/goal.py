@@ -20,6 +20,11 @@ class Goal:
     objective: str
     p95_ms: float | None = None
 
+    @property
+    def by_rate(self) -> bool:
+        """Whether the highest rate is what is asked for, of all or of those within the latency."""
+        return self.objective == "throughput" or (self.objective == "latency" and self.p95_ms is not None)
+
     def admits(self, found: Estimate) -> bool:
         return self.p95_ms is None or found.p95_ms <= self.p95_ms
 
@@ -28,9 +33,9 @@ class Goal:
         known = [one for one in found if self.admits(one)]
         if self.objective == "memory":
             return self._leanest(known)
-        if self.objective == "latency" and self.p95_ms is None:
-            return sorted(known, key=lambda one: (one.p50_ms, -one.rate))
-        return _smaller_on_plateau(sorted(known, key=lambda one: -one.rate))
+        if self.by_rate:
+            return _smaller_on_plateau(sorted(known, key=lambda one: -one.rate))
+        return sorted(known, key=lambda one: (one.p50_ms, -one.rate))
 
     def _leanest(self, known: list[Estimate]) -> list[Estimate]:
         best = max((one.rate for one in known), default=0.0)
