@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import math
 import socket
 import threading
@@ -286,6 +287,7 @@ def open_server(port: int, title: str) -> Any:
     """viser's server on exactly this port of this machine."""
     viser = require_viser()
     check_port(port)
+    logging.getLogger("websockets.server").addFilter(_is_worth_telling)
     with redirect_stdout(io.StringIO()):  # its greeting would stand in the midst of a result
         server = viser.ViserServer(host=HOST, port=port, label=title, verbose=False)
     if server.get_port() != port:  # it takes the next one if another program was faster
@@ -293,6 +295,11 @@ def open_server(port: int, title: str) -> Any:
         raise _port_taken(port)
     server.gui.configure_theme(show_share_button=False)  # it would open the page to the world
     return server
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """All but the connections that a browser opens in advance and leaves unused, each of which is a stack trace."""
+    return record.getMessage() != "opening handshake failed"
 
 
 def stop_server(server: Any) -> None:
