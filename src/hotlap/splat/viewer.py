@@ -248,8 +248,9 @@ def _build_panel(
 def _add_frustums(server: Any, stands: Sequence[Shot], jump: Callable[[Shot, Any], None]) -> list[Any]:
     """Every camera, or some of very many, as lines; a click goes there."""
     handles = []
-    size = _frustum_size(stands)
-    for stand in stands[:: -(-len(stands) // MOST_FRUSTUMS) or 1]:
+    shown = stands[:: -(-len(stands) // MOST_FRUSTUMS) or 1]
+    size = _frustum_size(shown)
+    for stand in shown:
         aspect = stand.camera.width / stand.camera.height
         handle = server.scene.add_camera_frustum(
             f"/cameras/{stand.name}", fov=stand.fov(), aspect=aspect, scale=size, thickness=0.03 * size,
@@ -261,10 +262,10 @@ def _add_frustums(server: Any, stands: Sequence[Shot], jump: Callable[[Shot, Any
 
 
 def _frustum_size(stands: Sequence[Shot]) -> float:
-    """A length that suits the distances between cameras."""
+    """A length that suits the distances between cameras: many of them must not hide what they saw."""
     places = np.array([stand.place() for stand in stands]) if stands else np.zeros((1, 3))
     reach = float(np.linalg.norm(places - places.mean(0), axis=1).max())
-    return 0.05 * reach if reach > 0 else 0.1
+    return 0.12 * reach / math.sqrt(len(places)) if reach > 0 else 0.1
 
 
 def _surroundings(stands: Sequence[Shot]) -> tuple[np.ndarray, np.ndarray]:  # [3], [3]
