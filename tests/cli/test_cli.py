@@ -280,9 +280,10 @@ def test_list_runs_shows_the_good_the_cut_off_and_the_unreadable(here, hotlap_cl
     write_record(here / "runs", "cut", status="interrupted")
     bad = run_folder(here / "runs", "bad")
     (bad / "record.json").write_text("{")
+    bad.rename(here / "runs" / "my_scene")
     told = hotlap_cli("list", "runs")
     assert told.code == 0
-    for word in ("good/", "cut/", "bad/", "complete", "interrupted", "unreadable"):
+    for word in ("good/", "cut/", "my_scene ", "complete", "interrupted", "unreadable"):
         assert word in told.out
     assert hotlap_cli("list", "runs", "--runs", "nowhere").out.strip() == "No runs under nowhere."
 

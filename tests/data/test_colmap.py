@@ -424,6 +424,11 @@ def test_a_mask_of_another_shape_than_its_picture_is_refused(folder):
         load_view(read_scene(folder).views[0])
 
 
+def test_a_scene_is_written_to_a_folder_named_by_text(tmp_path):
+    write_drawn_scene(str(tmp_path / "new" / "scene"), SMALL)
+    assert len(read_scene(str(tmp_path / "new" / "scene")).views) == 9
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_colmap_itself_reads_what_we_write_and_we_what_it_writes(tmp_path, text):
     pycolmap = pytest.importorskip("pycolmap", reason="pycolmap is not installed")

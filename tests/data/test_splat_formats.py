@@ -208,7 +208,7 @@ def test_the_older_versions_of_spz(tmp_path):
 
 def test_more_bits_of_spz_lose_less(tmp_path):
     splats = make_splats(50)
-    write_spz(tmp_path / "a.spz", splats, sh_bits=(8, 8))
+    write_spz(str(tmp_path / "a.spz"), splats, sh_bits=(8, 8))
     np.testing.assert_allclose(read_splats(tmp_path / "a.spz").shN, splats.shN, atol=1 / 255)  # half a step of 1/128
     with pytest.raises(ConfigError, match=r"sh_bits = \(9, 4\) cannot be kept of a byte"):
         write_spz(tmp_path / "a.spz", splats, sh_bits=(9, 4))

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,15 @@ def test_runs_are_found_newest_first(three_runs):
         "demo/20260101-000000",
     ]
     assert list(find_runs(three_runs / "nowhere")) == []
+
+
+def test_a_run_in_a_folder_that_its_user_named_lies_among_the_others(three_runs):
+    saved(three_runs, ".", "mine")
+    wrote = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
+    os.utime(three_runs / "mine" / RECORD_NAME, (wrote, wrote))
+    found = [p.parent.relative_to(three_runs).as_posix() for p in find_runs(three_runs)]
+    assert found[:3] == ["demo/20260103-000000", "mine", "other/20260102-000000"]
+    assert resolve_run("mine", three_runs) == three_runs / "mine" / RECORD_NAME
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotlap.base.errors import ConfigError
+from hotlap.base.errors import ConfigError, RecordError
 from hotlap.cli.main import run
 from hotlap.data.drawn_scene import DrawnScene, write_drawn_scene
 from hotlap.data.scene import read_scene
@@ -149,6 +149,8 @@ def test_a_model_that_was_left_is_not_overwritten(settings):
     left = (Path(config.out) / MODEL).read_bytes()
     with pytest.raises(ConfigError, match=r"out = '.*' holds the model\.ply of another training"):
         train(replace(config, seed=1))
+    with pytest.raises(RecordError, match=r"no checkpoint in .* to begin anew, in another folder if this one holds a"):
+        train(replace(config, resume=True))
     assert (Path(config.out) / MODEL).read_bytes() == left
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 import warnings
@@ -146,6 +147,23 @@ def test_cameras_are_shown_and_gone_to(opened):
     assert np.allclose(pose, look_at(np.array([0.0, -1.0, 3.0]), np.zeros(3), DOWN), atol=1e-6)
     server.gui.controls["Jump to"].use("2.png", client=client)
     assert np.allclose(client.camera.position, [-3, -1, 0.5])
+
+
+def test_cameras_of_a_long_walk_are_drawn_smaller_than_they_are_apart(viser, port, trained):
+    places = [3.0 * np.array([np.cos(turn), -0.3, np.sin(turn)]) for turn in np.linspace(0, 2 * np.pi, 300, False)]
+    stands = [Shot(name=f"{n}", pose=look_at(one, np.zeros(3), DOWN), camera=CAMERA) for n, one in enumerate(places)]
+    page = Viewer(lambda: trained[1], stands, port=port)
+    shown = list(page.server.scene.frustums.values())
+    assert len(shown) == 150
+    assert 0 < shown[0].scale < 0.5 * np.linalg.norm(shown[0].position - shown[1].position)
+    page.close()
+
+
+def test_connections_that_a_browser_leaves_unused_are_not_told_of(opened, caplog):
+    server = logging.getLogger("websockets.server")
+    server.error("opening handshake failed", exc_info=EOFError("stream ends after 0 bytes"))
+    server.error("connection handler failed")
+    assert [record.getMessage() for record in caplog.records] == ["connection handler failed"]
 
 
 def test_depths_are_coloured_from_near_to_far():

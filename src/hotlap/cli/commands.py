@@ -200,7 +200,7 @@ def _list_targets(common: Common) -> int:
 def _list_runs(config: ListConfig, common: Common) -> int:
     rows = []
     for file in find_runs(config.runs):
-        run = f"{file.parent.parent.name}/{file.parent.name}"
+        run = file.parent.relative_to(config.runs).as_posix()
         try:
             record = load_record(file)
         except RecordError as error:

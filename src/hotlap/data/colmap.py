@@ -59,7 +59,7 @@ def write_model(folder: Path, model: ColmapModel, *, text: bool = False) -> None
 
 
 def write_colmap(
-    scene: Path, views: Iterable[View], points: np.ndarray, colors: np.ndarray, *, text: bool = False
+    scene: Path | str, views: Iterable[View], points: np.ndarray, colors: np.ndarray, *, text: bool = False
 ) -> None:
     """Views and points as the model ``sparse/0`` of a scene's folder; pictures are the caller's, in ``images/``."""
     numbers: dict[Pinhole, int] = {}
@@ -82,7 +82,7 @@ def write_colmap(
         for camera, number in numbers.items()
     }  # fmt: skip
     model = ColmapModel(cameras=cameras, images=tuple(images), points=points, colors=colors)
-    write_model(scene / "sparse" / "0", model, text=text)
+    write_model(Path(scene) / "sparse" / "0", model, text=text)
 
 
 def read_colmap(

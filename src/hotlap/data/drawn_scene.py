@@ -61,9 +61,9 @@ class _Balls:
     colors: np.ndarray  # [B, 3]
 
 
-def write_drawn_scene(folder: Path, drawn: DrawnScene | None = None, *, text: bool = False) -> None:
+def write_drawn_scene(folder: Path | str, drawn: DrawnScene | None = None, *, text: bool = False) -> None:
     """A scene in COLMAP's layout: ``images/view_000.png`` and so on, and ``sparse/0/``."""
-    drawn = drawn or DrawnScene()
+    folder, drawn = Path(folder), drawn or DrawnScene()
     image_module = require_pillow()
     (folder / "images").mkdir(parents=True, exist_ok=True)
     balls, camera = _place_balls(drawn), drawn_camera(drawn)

@@ -183,7 +183,9 @@ def _decode_turns(version: int, turns: np.ndarray) -> np.ndarray:  # [N, 3 or 4]
     return from_three(words >> 30, np.where(fields & 512, -sizes, sizes))[:, [3, 0, 1, 2]]
 
 
-def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bits: tuple[int, int] = SH_BITS) -> None:
+def write_spz(
+    path: Path | str, splats: Splats, version: int = DEFAULT_VERSION, sh_bits: tuple[int, int] = SH_BITS
+) -> None:
     """The splats in about a tenth of their size; centres must lie within 2,048 of the origin, degree 3 at most.
 
     ``sh_bits`` are what is kept of coefficients of degree 1, and of higher ones: with 8 and 8, all but 1/256.
@@ -197,13 +199,13 @@ def write_spz(path: Path, splats: Splats, version: int = DEFAULT_VERSION, sh_bit
     streams = _encode(splats, sh_bits)
     head = (MAGIC, version, len(splats), splats.sh_degree, _FRACTION_BITS, _ANTIALIASED * splats.antialiased)
     if version == 3:
-        write_whole(path, gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
+        write_whole(Path(path), gzip.compress(_HEAD.pack(*head, 0) + b"".join(streams), _GZIP_LEVEL, mtime=0))
         return
     compressor = _zstandard().ZstdCompressor(level=_ZSTD_LEVEL)
     packed = [(compressor.compress(stream), len(stream)) for stream in streams if stream]
     table = b"".join(_ENTRY.pack(len(stream), size) for stream, size in packed)
     body = b"".join(stream for stream, _ in packed)
-    write_whole(path, _HEAD_4.pack(*head, len(packed), _HEAD_4.size) + table + body)
+    write_whole(Path(path), _HEAD_4.pack(*head, len(packed), _HEAD_4.size) + table + body)
 
 
 def _encode(splats: Splats, sh_bits: tuple[int, int]) -> list[bytes]:

@@ -23,6 +23,8 @@ from hotlap.records.measurement import Arm, Check, Comparison, Gate, Measurement
 
 SCHEMA_VERSION = 1
 RECORD_NAME = "record.json"
+STAMP = "%Y%m%d-%H%M%S"
+"""How the folder of a run says when it began."""
 LONGEST_NAME = 60
 """Letters of a run's name in its folder's: of four bytes each, and with a digest, they fit a file system's 255."""
 STAGES = "stages"
@@ -78,7 +80,7 @@ def now() -> str:
 def run_folder(root: Path, name: str) -> Path:
     """A new, empty ``root/<name>/<timestamp>``; a suffix keeps two runs of one second apart."""
     safe = folder_name(name)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.now(UTC).strftime(STAMP)
     for attempt in range(1000):
         folder = root / safe / (stamp if attempt == 0 else f"{stamp}.{attempt}")
         try:
@@ -186,9 +188,16 @@ def _alive(record: RunRecord) -> bool:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Every record under ``root``, newest first."""
-    files = [p for p in root.glob(f"*/*/{RECORD_NAME}") if p.is_file()]
-    return iter(sorted(files, key=lambda p: (p.parent.name, p.parent.parent.name), reverse=True))
+    """Every record under ``root``, newest first: of runs in ``<name>/<timestamp>``, and in folders that users named."""
+    files = [p for depth in ("*", "*/*") for p in root.glob(f"{depth}/{RECORD_NAME}") if p.is_file()]
+    return iter(sorted(files, key=lambda p: (_stamp(p), p.parent.parent.name), reverse=True))
+
+
+def _stamp(file: Path) -> str:
+    """When the run began, by its folder's name; where a user named that, when its record was last written."""
+    if re.match(r"\d{8}-\d{6}", file.parent.name):
+        return file.parent.name
+    return datetime.fromtimestamp(file.stat().st_mtime, UTC).strftime(STAMP)
 
 
 def record_at(path: Path) -> Path | None:

@@ -34,7 +34,7 @@ from hotlap.splat.ending import ends_after_its_step
 from hotlap.splat.guard import Fallen, Stopped
 from hotlap.splat.judging import PICTURES, Judging
 from hotlap.splat.live import live_view
-from hotlap.splat.outcome import close_training, last_judging
+from hotlap.splat.outcome import MODEL, close_training, last_judging
 from hotlap.splat.room import SMALLER, told_of_memory
 from hotlap.splat.stage import open_stage
 from hotlap.splat.strategy import Refused
@@ -206,7 +206,10 @@ class Keeper:
             return
         found = self.store.load("latest", map_location="cpu")
         if found is None:
-            raise RecordError(f"no checkpoint in {str(self.store.folder)!r}", remedy="Leave --resume out to begin anew")
+            raise RecordError(
+                f"no checkpoint in {str(self.store.folder)!r}",
+                remedy=f"Leave --resume out to begin anew, in another folder if this one holds a {MODEL}",
+            )
         self.trainer.load_state_dict(found.state)
         score = self.store.best_score()
         self._best_score = -math.inf if score is None else score

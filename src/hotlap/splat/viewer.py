@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import math
 import socket
 import threading
@@ -247,8 +248,9 @@ def _build_panel(
 def _add_frustums(server: Any, stands: Sequence[Shot], jump: Callable[[Shot, Any], None]) -> list[Any]:
     """Every camera, or some of very many, as lines; a click goes there."""
     handles = []
-    size = _frustum_size(stands)
-    for stand in stands[:: -(-len(stands) // MOST_FRUSTUMS) or 1]:
+    shown = stands[:: -(-len(stands) // MOST_FRUSTUMS) or 1]
+    size = _frustum_size(shown)
+    for stand in shown:
         aspect = stand.camera.width / stand.camera.height
         handle = server.scene.add_camera_frustum(
             f"/cameras/{stand.name}", fov=stand.fov(), aspect=aspect, scale=size, thickness=0.03 * size,
@@ -260,10 +262,10 @@ def _add_frustums(server: Any, stands: Sequence[Shot], jump: Callable[[Shot, Any
 
 
 def _frustum_size(stands: Sequence[Shot]) -> float:
-    """A length that suits the distances between cameras."""
+    """A length that suits the distances between cameras: many of them must not hide what they saw."""
     places = np.array([stand.place() for stand in stands]) if stands else np.zeros((1, 3))
     reach = float(np.linalg.norm(places - places.mean(0), axis=1).max())
-    return 0.05 * reach if reach > 0 else 0.1
+    return 0.12 * reach / math.sqrt(len(places)) if reach > 0 else 0.1
 
 
 def _surroundings(stands: Sequence[Shot]) -> tuple[np.ndarray, np.ndarray]:  # [3], [3]
@@ -286,6 +288,7 @@ def open_server(port: int, title: str) -> Any:
     """viser's server on exactly this port of this machine."""
     viser = require_viser()
     check_port(port)
+    logging.getLogger("websockets.server").addFilter(_is_worth_telling)
     with redirect_stdout(io.StringIO()):  # its greeting would stand in the midst of a result
         server = viser.ViserServer(host=HOST, port=port, label=title, verbose=False)
     if server.get_port() != port:  # it takes the next one if another program was faster
@@ -293,6 +296,11 @@ def open_server(port: int, title: str) -> Any:
         raise _port_taken(port)
     server.gui.configure_theme(show_share_button=False)  # it would open the page to the world
     return server
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """All but the connections that a browser opens in advance and leaves unused, each of which is a stack trace."""
+    return record.getMessage() != "opening handshake failed"
 
 
 def stop_server(server: Any) -> None:
