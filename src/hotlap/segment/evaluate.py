@@ -16,6 +16,7 @@ import numpy as np
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.settings import require_least
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
 from hotlap.data.object_table import csv_lines
 from hotlap.device.host import read_host
@@ -51,8 +52,8 @@ class SegmentEvalConfig:
     """auto, cpu, cuda or cuda:1."""
     arm: str = ""
     """How the network runs, as cuda:bf16+channels_last; by default plain float32, so that scores can be compared."""
-    batch: int = 8
-    """Tiles that go through the network together."""
+    batch: int | None = None
+    """Tiles that go through the network together; by default 8, on a CPU 1 of 1024x1024, or as many pixels."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
     overlap: int = 128
@@ -76,10 +77,7 @@ class SegmentEvalConfig:
 
     def __post_init__(self) -> None:
         self.how()
-        if self.pictures < 0:
-            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="0 or more")
-        if self.batch < 1:
-            raise ConfigError(f"batch = {self.batch} is not valid", expected="at least 1")
+        require_least(self, pictures=0, batch=1)
 
 
 def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
@@ -179,7 +177,7 @@ def _predictor(config: SegmentEvalConfig, emit: Emit) -> tuple[Predictor, tuple[
         overlap=config.overlap,
     )
     net = load_predictor(how, emit)
-    return lambda pictures: predict_maps(pictures, net, how.tiles(config.batch)), net.names
+    return lambda pictures: predict_maps(pictures, net, how.tiles(net.batch, net.small_batch)), net.names
 
 
 def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
