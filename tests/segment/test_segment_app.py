@@ -16,7 +16,7 @@ from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.tiff import read_pages
-from hotlap.segment import instance_metrics, predictor
+from hotlap.segment import instance_metrics, tuned_net
 from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
 from hotlap.segment.evaluate import SegmentEvalConfig, evaluate
 from hotlap.segment.model import UNet
@@ -174,7 +174,7 @@ def test_an_evaluation_sends_as_many_tiles_together_as_prediction(folder, tmp_pa
     torch.save(build_net("unet", maps=2, width=2).state_dict(), weights)
     forward = UNet.forward
     monkeypatch.setattr(UNet, "forward", lambda net, image: batches.append(len(image)) or forward(net, image))
-    monkeypatch.setattr(predictor, "CPU_PIXELS", 2 * 64**2)
+    monkeypatch.setattr(tuned_net, "CPU_PIXELS", 2 * 64**2)
     how = {"data": folder, "split": "all", "model": str(weights), "device": "cpu", "tile": 64, "overlap": 16}
     evaluate(SegmentEvalConfig(out=tmp_path / "scores", **how))
     assert batches[1:] == [2, 2, 2]  # after the one that tries the network out

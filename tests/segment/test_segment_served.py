@@ -14,7 +14,7 @@ from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import read_pictures
 from hotlap.measure.servable import ModelSpec
-from hotlap.segment import instances
+from hotlap.segment import instances, tuned_net
 from hotlap.segment.heads import HEADS
 from hotlap.segment.nets import build_head, build_net
 from hotlap.segment.objects import COLUMNS
@@ -102,6 +102,15 @@ def test_cells_without_a_name_are_the_network_that_their_weights_are_of(tmp_path
     named = dataclasses.replace(spec, options={"size": 64, "model": "hrnet"})
     with pytest.raises(UsageError, match=r"a.pt' are not those of hrnet, but of resunet-small.*hotlap serve cells"):
         SegmentServable(named).load("cpu")
+
+
+@pytest.mark.parametrize(("rows", "served"), [(0, 1), (3, 3)])
+def test_a_cpu_is_given_one_large_tile_at_once_unless_more_was_asked_for(weights, monkeypatch, rows, served):
+    """A unet's 16 of 1024x1024 would take 24 GiB while it warms up."""
+    monkeypatch.setattr(tuned_net, "CPU_PIXELS", 64**2)
+    options = {**TINY, "batch": 4}
+    spec = ModelSpec(name="m", target="cells", options=options, weights=str(weights), rows=rows)
+    assert SegmentServable(spec).load("cpu").signature.rows == served
 
 
 def test_a_threshold_changes_what_is_found_and_pictures_of_any_kind_are_taken(weights):

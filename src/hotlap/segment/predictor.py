@@ -29,14 +29,10 @@ from hotlap.segment.network import find_weights, load_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.served import TileWorkload
 from hotlap.segment.targets import MAPS
-from hotlap.segment.tuned_net import tiles_together, tuned_net
+from hotlap.segment.tuned_net import tiles_together, tuned_net, untuned_batch
 
 BATCH = 8
 """Tiles that go through a network of which nothing better is known."""
-CPU_PIXELS = 1024**2
-"""Of tiles that go through such a network together on a CPU, which is no faster with more: eight pictures of 1024x1024
-took hrnet 72 s one by one and 117 s together, with 2.1 and 6.7 GiB of memory; others need two to three times as much.
-"""
 _SMALL = 64
 """Side of the tile that tries out a network of which nothing is recorded or compiled for a shape."""
 
@@ -213,7 +209,7 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
                 batch, small_batch = tiles_together(profile, config.tile, emit), profile.batch
     spec = arm_on(arm, device)
     if batch is None:
-        batch, small_batch = _untuned(spec.device, config.tile)
+        batch, small_batch = untuned_batch(spec.device, config.tile, BATCH), BATCH
     return Predictor(
         net.model,
         arm=spec,
@@ -224,11 +220,6 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
         digest=net.digest,
         emit=emit,
     )
-
-
-def _untuned(device: str, tile: int) -> tuple[int, int]:
-    """Tiles that go through a network together of which nothing better is known, and smaller ones at most."""
-    return (max(1, min(BATCH, CPU_PIXELS // tile**2)), BATCH) if device == "cpu" else (BATCH, 0)
 
 
 def chosen_batch(config: SegmentPredictConfig, name: str) -> int | None:

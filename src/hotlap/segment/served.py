@@ -34,7 +34,7 @@ from hotlap.segment.objects import COLUMNS, ObjectMetrics
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS
 from hotlap.segment.tiles import TileConfig, TilePlan, cut_tiles, join_tiles
-from hotlap.segment.tuned_net import tiles_together, tuned_net
+from hotlap.segment.tuned_net import tiles_together, tuned_net, untuned_batch
 from hotlap.targets import load_target
 from hotlap.workload import Batch, Workload
 
@@ -113,7 +113,8 @@ class SegmentServable:
             build, names = lambda: net.model, net.names
         arm, side = arm_on(spec.arm, device), self._tiles.tile
         tiles = TileWorkload(spec.name, build, arm, (side, side), workload.default_batch)
-        loaded = LoadedWorkload(tiles, arm, spec.rows or tiles.default_batch, widen=False)
+        rows = spec.rows or untuned_batch(arm.device, side, tiles.default_batch)
+        loaded = LoadedWorkload(tiles, arm, rows, widen=False)
         loaded.signature = _of_any_size(loaded.signature, names)
         return loaded
 
