@@ -117,6 +117,19 @@ def test_lzw_is_unpacked_fast_and_to_the_very_samples(tmp_path, monkeypatch, kin
         np.testing.assert_array_equal(got.pixels, np.atleast_3d(page))
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_grey_of_16_bits_is_read_in_any_compression_that_pillow_knows(tmp_path, order):
+    samples = np.random.default_rng(0).integers(0, 60_000, (40, 50)).astype(np.uint16)
+    path = tmp_path / "a.tif"
+    pytest.importorskip("tifffile").imwrite(path, samples, byteorder=order, compression="lzma")
+    found = one(path).pixels
+    np.testing.assert_array_equal(found[..., 0], samples)
+    assert found.dtype == np.uint16
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UnreadablePicture, match=r"it is cut short: bytes .* of 2000"):
+        one(path)
+
+
 def test_a_cut_lzw_picture_is_an_error_wherever_it_is_cut(tmp_path):
     path, samples = tmp_path / "a.tif", np.random.default_rng(0).integers(0, 256, (40, 50), np.uint8)
     Image.fromarray(samples).save(path, compression="tiff_lzw")

@@ -140,3 +140,6 @@ def test_a_missing_file_is_named(tmp_path):
         read_weights(tmp_path / "gone.pt")
     with pytest.raises(UsageError, match=r"weights = '.*' is no file\. Expected a \.safetensors file or a checkpoint"):
         read_weights(tmp_path)
+    (tmp_path / "weights.pt").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"is no file.*Give a file of the folder, such as '.*weights\.pt'"):
+        read_weights(tmp_path)

@@ -148,6 +148,16 @@ def test_a_network_that_was_never_tuned_says_how(folder, weights):
     assert f"'unet' was never tuned here. '{command}' finds" in told
 
 
+@pytest.mark.parametrize(("tile", "together"), [(1024, 1), (512, 4), (64, 8)])
+def test_a_cpu_is_given_no_more_at_once_than_one_large_tile(folder, weights, tile, together):
+    """Eight of 1024x1024 would take a network of full width 15 GiB, and no less time."""
+    config = settings(folder, weights, tile=tile)
+    predictor = load_predictor(config)
+    batch_of = config.tiles(predictor.batch, predictor.small_batch).batch_of
+    assert (batch_of(tile, tile), batch_of(64, 64)) == (together, 8)
+    assert load_predictor(settings(folder, weights, tile=tile, batch=3)).batch == 3
+
+
 def test_a_batch_that_was_measured_with_smaller_images_is_fewer_tiles(folder, weights, profile):
     ProfileStore().save(dataclasses.replace(profile, batch=100))
     told = []

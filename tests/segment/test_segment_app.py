@@ -16,9 +16,10 @@ from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.cli.main import run
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.tiff import read_pages
-from hotlap.segment import instance_metrics
+from hotlap.segment import instance_metrics, tuned_net
 from hotlap.segment.app import SegmentTrainConfig, keep_weights, training
 from hotlap.segment.evaluate import SegmentEvalConfig, evaluate
+from hotlap.segment.model import UNet
 from hotlap.segment.nets import build_net
 from hotlap.segment.otsu import otsu_foreground, otsu_threshold
 from hotlap.segment.outline_picture import FOUND_COLOUR, TRUE_COLOUR, compared
@@ -166,6 +167,20 @@ def test_the_objects_that_are_scored_are_those_of_prediction(tmp_path, monkeypat
     found = [next(read_pages(tmp_path / "out" / "labels" / f"c{n}.tif")).decode()[..., 0] for n in range(5)]
     assert max(labels.max() for labels in found) > 1, "more than one object"
     assert sorted(labels.tolist() for labels in scored) == sorted(labels.tolist() for labels in found)
+
+
+def test_an_evaluation_sends_as_many_tiles_together_as_prediction(folder, tmp_path, monkeypatch):
+    weights, batches = tmp_path / "net.pt", []
+    torch.save(build_net("unet", maps=2, width=2).state_dict(), weights)
+    forward = UNet.forward
+    monkeypatch.setattr(UNet, "forward", lambda net, image: batches.append(len(image)) or forward(net, image))
+    monkeypatch.setattr(tuned_net, "CPU_PIXELS", 2 * 64**2)
+    how = {"data": folder, "split": "all", "model": str(weights), "device": "cpu", "tile": 64, "overlap": 16}
+    evaluate(SegmentEvalConfig(out=tmp_path / "scores", **how))
+    assert batches[1:] == [2, 2, 2]  # after the one that tries the network out
+    batches.clear()
+    evaluate(SegmentEvalConfig(out=tmp_path / "again", batch=3, **how))
+    assert batches[1:] == [3, 3]
 
 
 def test_a_training_goes_on_without_images_that_cannot_serve(folder, tmp_path, capsys):

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from hotlap.segment import evaluate as evaluation
 from hotlap.segment.instances import split
 from hotlap.segment.normalise import normalise
 from hotlap.segment.overlay import draw_overlay
@@ -59,3 +60,17 @@ def test_deep_pictures_are_stretched_a_few_rows_at_a_time(kind):
 def test_an_overlay_takes_its_picture_and_a_mask(labels):
     picture = np.zeros((SIDE, SIDE, 3), np.uint8)
     assert bytes_a_pixel(lambda: draw_overlay(picture, labels)) < 6
+
+
+def test_an_evaluation_keeps_no_labels_of_the_images_that_it_has_judged(labels, tmp_path, monkeypatch):
+    """Of thousands of images: truth and finding of each took 8 bytes a pixel until the last was judged."""
+    image = pytest.importorskip("PIL.Image")
+    for part, pixels in {"images": ((labels > 0) * 200).astype(np.uint8), "labels": labels.astype(np.uint16)}.items():
+        (tmp_path / part).mkdir()
+        for number in range(6):
+            image.fromarray(pixels).save(tmp_path / part / f"c{number}.png")
+    draw, held = evaluation._draw, []
+    monkeypatch.setattr(evaluation, "_draw", lambda *g: (held.append(tracemalloc.get_traced_memory()[0]), draw(*g)))
+    config = evaluation.SegmentEvalConfig(data=tmp_path, out=tmp_path / "out", split="all", pictures=1)
+    bytes_a_pixel(lambda: evaluation.evaluate(config))
+    assert held[1] / (6 * SIDE**2) < 1

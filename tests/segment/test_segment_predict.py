@@ -111,7 +111,9 @@ def test_safetensors_of_a_network_given_by_name_are_read(tmp_path, name, width, 
 
 def test_weights_of_another_network_than_the_one_named_with_its_width(tmp_path):
     torch.save(build_head("unet", "core", width=2).state_dict(), tmp_path / "unet.pt")
-    with pytest.raises(UsageError, match=r"unet.pt' are not those of hrnet"):
+    with pytest.raises(
+        UsageError, match=r"unet.pt' are not those of hrnet, but of unet.*--model .*unet.pt' and 'hotlap"
+    ):
         load_net(tmp_path / "unet.pt", "hrnet", 8)
 
 

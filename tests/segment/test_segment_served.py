@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 
@@ -13,7 +14,7 @@ from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.data.drawn_cells import draw_cells
 from hotlap.data.micrograph import read_pictures
 from hotlap.measure.servable import ModelSpec
-from hotlap.segment import instances
+from hotlap.segment import instances, tuned_net
 from hotlap.segment.heads import HEADS
 from hotlap.segment.nets import build_head, build_net
 from hotlap.segment.objects import COLUMNS
@@ -86,6 +87,30 @@ def test_maps_are_read_as_the_weights_say(head, tmp_path):
     assert signature.outputs[0].planes == HEADS[head]
     decoded = servable.decode(as_file(draw_cells(1, size=64, seed=0)[0]), {}, signature)
     assert decoded.facts["names"] == HEADS[head]
+
+
+def test_cells_without_a_name_are_the_network_that_their_weights_are_of(tmp_path):
+    """It was taken for hrnet, and 'segment train' leaves weights of any."""
+    torch.save(build_head("resunet-small", "core", width=6).state_dict(), tmp_path / "a.pt")
+    spec = ModelSpec(name="m", target="cells", options={"size": 64}, weights=str(tmp_path / "a.pt"))
+    loaded = SegmentServable(spec).load("cpu")
+    assert loaded.signature.outputs[0].planes == HEADS["core"]
+    assert ask(SegmentServable(spec), loaded, as_file(draw_cells(1, size=64, seed=0)[0]))[0]["width"] == 64
+    told = []
+    SegmentServable(spec).tuned("cpu", told.append, None)
+    assert "'hotlap tune resunet-small --for infer --set workload.width=6 --set workload.size=64'" in told[0].text
+    named = dataclasses.replace(spec, options={"size": 64, "model": "hrnet"})
+    with pytest.raises(UsageError, match=r"a.pt' are not those of hrnet, but of resunet-small.*hotlap serve cells"):
+        SegmentServable(named).load("cpu")
+
+
+@pytest.mark.parametrize(("rows", "served"), [(0, 1), (3, 3)])
+def test_a_cpu_is_given_one_large_tile_at_once_unless_more_was_asked_for(weights, monkeypatch, rows, served):
+    """A unet's 16 of 1024x1024 would take 24 GiB while it warms up."""
+    monkeypatch.setattr(tuned_net, "CPU_PIXELS", 64**2)
+    options = {**TINY, "batch": 4}
+    spec = ModelSpec(name="m", target="cells", options=options, weights=str(weights), rows=rows)
+    assert SegmentServable(spec).load("cpu").signature.rows == served
 
 
 def test_a_threshold_changes_what_is_found_and_pictures_of_any_kind_are_taken(weights):
@@ -209,9 +234,9 @@ def test_a_unet_of_two_maps_says_how_it_is_served(tmp_path):
     file = tmp_path / "cells.pt"
     torch.save(build_net("unet", maps=2, width=2).state_dict(), file)
     spec = ModelSpec(name="m", target="unet", options={"width": 2}, weights=str(file), rows=1)
-    with pytest.raises(UsageError, match=r"predict 2 maps.*serve cells --set workload.model=unet.*classes=2"):
+    with pytest.raises(UsageError, match=r"predict 2 maps.*'hotlap serve cells'.*classes=2"):
         UNetServable(spec).load("cpu")
-    cells = {"width": 2, "model": "unet", "size": 64}
+    cells = {"width": 2, "size": 64}
     assert SegmentServable(ModelSpec(name="m", target="cells", options=cells, weights=str(file), rows=1)).load("cpu")
     classes = {"width": 2, "classes": 2, "size": 64}
     assert UNetServable(ModelSpec(name="m", target="unet", options=classes, weights=str(file), rows=1)).load("cpu")

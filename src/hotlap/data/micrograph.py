@@ -238,11 +238,12 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
         deepest = max(page.tags.get(BITS, (1,)))
         if deepest > 8 and page.tag(COMPRESSION, 1) in NONE:
             raise ValueError(f"its samples of {deepest} bits are not read; save it with 8 or 16, or as float")
-        if deepest > 8:  # Pillow would cut colour down to 8 without a word
+        if deepest > 8 and not _keeps_bits(page, colours):
             raise ValueError(f"its compression {page.tag(COMPRESSION, 1)} is not read with {deepest} bits a sample")
+        page.check_whole()
         image = _opened(page.content, most_pixels)
         image.seek(number)
-        if not image.mode.startswith(("1", "L", "P", "RGB")):
+        if not image.mode.startswith(("1", "L", "P", "RGB", "I;16")):
             raise ValueError(f"its compression {page.tag(COMPRESSION, 1)} is not read with mode {image.mode}")
         return _samples(image)  # Pillow has turned it
     orientation = page.tag(ORIENTATION, 1)
@@ -258,12 +259,20 @@ def _tiff_samples(page: Page, number: int, most_pixels: int) -> np.ndarray:  # [
 
 
 def _is_plain_lzw(page: Page, colours: int) -> bool:
-    """Whether Pillow unpacks a page to the samples that we would, 40 times as fast: bytes, or grey of 16 bits."""
-    if page.tag(COMPRESSION, 1) not in LZW or (kind := page.dtype()) is None or page.tag(PLANAR, 1) != 1:
+    """Whether Pillow unpacks a page to the samples that we would, 40 times as fast."""
+    if page.tag(COMPRESSION, 1) not in LZW or not _keeps_bits(page, colours):
         return False
     page.check_whole()
+    return True
+
+
+def _keeps_bits(page: Page, colours: int) -> bool:
+    """Whether Pillow gives a page's very samples: bytes, or grey of 16 bits. Others it cuts down or mixes up unsaid."""
+    kind = page.dtype()
+    if kind is None or kind.kind != "u" or page.tag(PLANAR, 1) != 1:
+        return False
     grey = page.samples == 1 and colours == _BLACK_IS_ZERO and kind.itemsize <= 2
-    return kind.kind == "u" and (grey or (page.samples == 3 and colours == _RGB and kind.itemsize == 1))
+    return grey or (page.samples == 3 and colours == _RGB and kind.itemsize == 1)
 
 
 def _turned(samples: np.ndarray, orientation: int) -> np.ndarray:

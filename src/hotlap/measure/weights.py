@@ -59,9 +59,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     import torch
 
     if not file.is_file():
+        inside = min((*file.glob("*.pt"), *file.glob("*.safetensors")), default=None)
         raise UsageError(
             f"weights = {str(file)!r} {'is no file' if file.exists() else 'does not exist'}",
             expected="a .safetensors file or a checkpoint",
+            remedy=f"Give a file of the folder, such as {str(inside)!r}" if inside else "",
         )
     if file.suffix == ".safetensors":
         return _read_safetensors(file)

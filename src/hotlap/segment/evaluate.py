@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import deque
@@ -16,7 +17,9 @@ import numpy as np
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, DataError, StorageError
 from hotlap.base.events import Emit, ignore
+from hotlap.base.settings import require_least
 from hotlap.data.instance_images import InstanceImage, find_images, split_images
+from hotlap.data.micrograph import numbers_in
 from hotlap.data.object_table import csv_lines
 from hotlap.device.host import read_host
 from hotlap.records.run import write_atomic
@@ -29,8 +32,8 @@ OTSU = "otsu"
 SCORES, TABLE = "scores.json", "images.csv"
 
 Array = np.ndarray[Any, Any]
-Judgement = tuple[Any, Array] | DataError
-"""Scores and objects of an image, or why it has none."""
+Judgement = tuple[Any, bytes] | DataError
+"""Scores and objects of an image, these as a label TIFF, for thousands wait to be drawn; or why it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +54,8 @@ class SegmentEvalConfig:
     """auto, cpu, cuda or cuda:1."""
     arm: str = ""
     """How the network runs, as cuda:bf16+channels_last; by default plain float32, so that scores can be compared."""
-    batch: int = 8
-    """Tiles that go through the network together."""
+    batch: int | None = None
+    """Tiles that go through the network together; by default 8, on a CPU 1 of 1024x1024, or as many pixels."""
     tile: int = 1024
     """Longest side of a tile, in pixels."""
     overlap: int = 128
@@ -76,10 +79,7 @@ class SegmentEvalConfig:
 
     def __post_init__(self) -> None:
         self.how()
-        if self.pictures < 0:
-            raise ConfigError(f"pictures = {self.pictures} is not valid", expected="0 or more")
-        if self.batch < 1:
-            raise ConfigError(f"batch = {self.batch} is not valid", expected="at least 1")
+        require_least(self, pictures=0, batch=1)
 
 
 def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def evaluate(config: SegmentEvalConfig, emit: Emit = ignore) -> dict[str, Any]:
     predict, maps_seen = _predictor(config, emit)
     _make_folder(config.out)
     began = time.perf_counter()
-    judged: dict[int, tuple[Any, Array]] = {}
+    judged: dict[int, tuple[Any, bytes]] = {}
     reader = _Reader(images, emit)
     emit(events.start("eval", len(images)))
     for index, judgement in _judged(reader, predict, maps_seen, config):
@@ -130,23 +130,24 @@ def _chosen(config: SegmentEvalConfig) -> list[InstanceImage]:
 
 
 class _Reader:
-    """Reads images for the network, remembers the label of each, and leaves out those that cannot be scored."""
+    """Reads images for the network, remembers labels until they are asked for, and leaves out what cannot be scored."""
 
     def __init__(self, images: list[InstanceImage], emit: Emit) -> None:
         self.images, self.emit = images, emit
         self.bad: dict[str, str] = {}
         """What is wrong with images that were left out, by name."""
-        self.read: list[tuple[int, Array]] = []
-        """Place and label of each image that was handed out, in that order."""
+        self.read: dict[int, tuple[int, Array]] = {}
+        """Place and label of each image that was handed out and not judged yet, by its number among these."""
 
     def __iter__(self) -> Iterator[Array]:  # [H, W, 3] uint8
+        numbers = itertools.count()
         for index, image in enumerate(self.images):
             try:
                 pixels, label = image.read()
             except DataError as error:
                 self.leave_out(image, str(error))
                 continue
-            self.read.append((index, label))
+            self.read[next(numbers)] = index, label
             yield normalise(pixels)
 
     def leave_out(self, image: InstanceImage, reason: str) -> None:
@@ -179,7 +180,7 @@ def _predictor(config: SegmentEvalConfig, emit: Emit) -> tuple[Predictor, tuple[
         overlap=config.overlap,
     )
     net = load_predictor(how, emit)
-    return lambda pictures: predict_maps(pictures, net, how.tiles(config.batch)), net.names
+    return lambda pictures: predict_maps(pictures, net, how.tiles(net.batch, net.small_batch)), net.names
 
 
 def _by_threshold(pictures: Iterable[Array]) -> Iterator[tuple[int, Array]]:
@@ -197,7 +198,7 @@ def _judged(
     under_way: deque[tuple[int, Future[Judgement]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         for handed_out, maps in predict(reader):
-            index, truth = reader.read[handed_out]
+            index, truth = reader.read.pop(handed_out)
             under_way.append((index, pool.submit(_judge, truth, maps, names, config)))
             while len(under_way) > 2 * workers:
                 number, judged = under_way.popleft()
@@ -208,6 +209,7 @@ def _judged(
 
 
 def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEvalConfig) -> Judgement:
+    from hotlap.segment.exports import label_tiff
     from hotlap.segment.instance_metrics import score_image
     from hotlap.segment.instances import split
     from hotlap.segment.predict import check_maps
@@ -217,7 +219,7 @@ def _judge(truth: Array, maps: Array, names: tuple[str, ...], config: SegmentEva
     except DataError as error:
         return error
     labels = split(maps, names, config.how())
-    return score_image(truth, labels), labels
+    return score_image(truth, labels), label_tiff(labels)
 
 
 def _make_folder(folder: Path) -> None:
@@ -237,7 +239,7 @@ def _write(found: dict[str, Any], folder: Path) -> None:
 
 
 def _draw(
-    images: list[InstanceImage], rows: list[dict[str, Any]], kept: list[Array], config: SegmentEvalConfig
+    images: list[InstanceImage], rows: list[dict[str, Any]], kept: list[bytes], config: SegmentEvalConfig
 ) -> None:
     """Some pictures, named by their rank, from the worst AP to the best."""
     from hotlap.segment.outline_picture import compared
@@ -252,4 +254,5 @@ def _draw(
         index = worst_first[place]
         pixels, truth = images[index].read()
         name = f"{place + 1:03d}-ap{round(100 * rows[index]['ap50']):03d}-{images[index].name}.png"
-        write_atomic(folder / name, encode_png(compared(normalise(pixels), truth, kept[index])))
+        found = numbers_in(kept[index], Path(name))[..., 0]
+        write_atomic(folder / name, encode_png(compared(normalise(pixels), truth, found)))

@@ -98,18 +98,16 @@ def recognise(weights: Mapping[str, Tensor], file: Path, named: str | None = Non
     """Name, width and number of maps of the network that these weights belong to."""
     if named is not None:
         check_name(named)
-    for name in [named] if named else NETS:
-        least = LEAST[name]
-        narrow = _shapes(name, 1, least)
-        if set(narrow) != _names(weights):
-            continue
-        head = _first_other(narrow, _shapes(name, 2, least))
-        wide = _shapes(name, 1, 2 * least)
-        body = _first_other(narrow, wide)
-        # Channels grow in step with the width.
-        grown = (len(weights[body]) - narrow[body][0]) * least
-        return name, least + grown // (wide[body][0] - narrow[body][0]), len(weights[head])
-    raise _not_those(file, named)
+    name = next((name for name in NETS if set(_shapes(name, 1, LEAST[name])) == _names(weights)), None)
+    if name is None or named not in (None, name):
+        raise _not_those(file, named, name)
+    least = LEAST[name]
+    narrow, wide = _shapes(name, 1, least), _shapes(name, 1, 2 * least)
+    head = _first_other(narrow, _shapes(name, 2, least))
+    body = _first_other(narrow, wide)
+    # Channels grow in step with the width.
+    grown = (len(weights[body]) - narrow[body][0]) * least
+    return name, least + grown // (wide[body][0] - narrow[body][0]), len(weights[head])
 
 
 def _first_other(some: Mapping[str, torch.Size], others: Mapping[str, torch.Size]) -> str:
@@ -136,11 +134,17 @@ def _names(weights: Mapping[str, Tensor]) -> set[str]:
     return {key for key in weights if not key.startswith(MARK)}
 
 
-def _not_those(file: Path, named: str | None) -> UsageError:
+def _not_those(file: Path, named: str | None, found: str | None = None) -> UsageError:
+    """The error for weights of another network than ``named``: of ``found``, where that is known."""
+    remedy = "One of segmentation_models_pytorch must be named beside its weights, as smp:unet/resnet34"
+    if found is not None:
+        of = str(file)
+        remedy = f"'hotlap segment predict --model {of}' and 'hotlap serve cells --weights cells={of}' recognise them"
     return UsageError(
-        f"weights = {str(file)!r} are not those of {named or 'a network known here'}",
+        f"weights = {str(file)!r} are not those of {named or 'a network known here'}"
+        + (f", but of {found}" if found else ""),
         expected=f"weights of {named or ', '.join(NETS)}",
-        remedy="Give the network that was trained with --model and its weights with --weights",
+        remedy=remedy,
     )
 
 

@@ -29,7 +29,7 @@ from hotlap.segment.network import find_weights, load_net
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.served import TileWorkload
 from hotlap.segment.targets import MAPS
-from hotlap.segment.tuned_net import tiles_together, tuned_net
+from hotlap.segment.tuned_net import tiles_together, tuned_net, untuned_batch
 
 BATCH = 8
 """Tiles that go through a network of which nothing better is known."""
@@ -207,10 +207,13 @@ def load_predictor(config: SegmentPredictConfig, emit: Emit = ignore, store: Pro
             arm = profile.arm
             if batch is None:
                 batch, small_batch = tiles_together(profile, config.tile, emit), profile.batch
+    spec = arm_on(arm, device)
+    if batch is None:
+        batch, small_batch = untuned_batch(spec.device, config.tile, BATCH), BATCH
     return Predictor(
         net.model,
-        arm=arm_on(arm, device),
-        batch=batch or BATCH,
+        arm=spec,
+        batch=batch,
         small_batch=small_batch,
         names=net.names,
         name=net.name,

@@ -25,6 +25,7 @@ from hotlap.measure.servable import OBJECTS, Decoded, ModelSpec, Rows, Signature
 from hotlap.measure.served_workload import MAX_PIXELS, WorkloadServable
 from hotlap.measure.weights import read_weights
 from hotlap.records.tuned import ProfileStore
+from hotlap.segment.app import TARGET
 from hotlap.segment.instances import SplitConfig
 from hotlap.segment.nets import SMP, WIDTHS, check_name
 from hotlap.segment.network import load_net, recognise
@@ -33,7 +34,7 @@ from hotlap.segment.objects import COLUMNS, ObjectMetrics
 from hotlap.segment.predict import ManyConfig, Segmented, segment_maps
 from hotlap.segment.targets import MAPS
 from hotlap.segment.tiles import TileConfig, TilePlan, cut_tiles, join_tiles
-from hotlap.segment.tuned_net import tiles_together, tuned_net
+from hotlap.segment.tuned_net import tiles_together, tuned_net, untuned_batch
 from hotlap.targets import load_target
 from hotlap.workload import Batch, Workload
 
@@ -112,7 +113,8 @@ class SegmentServable:
             build, names = lambda: net.model, net.names
         arm, side = arm_on(spec.arm, device), self._tiles.tile
         tiles = TileWorkload(spec.name, build, arm, (side, side), workload.default_batch)
-        loaded = LoadedWorkload(tiles, arm, spec.rows or tiles.default_batch, widen=False)
+        rows = spec.rows or untuned_batch(arm.device, side, tiles.default_batch)
+        loaded = LoadedWorkload(tiles, arm, rows, widen=False)
         loaded.signature = _of_any_size(loaded.signature, names)
         return loaded
 
@@ -120,11 +122,11 @@ class SegmentServable:
         """As the network's tuned profile says, whichever target that was found under; by the width of its weights."""
         spec, side = self._spec, self._tiles.tile
         name, width = _named(spec, load_target(spec.target, spec.options)), int(spec.options.get("width", 0))
-        if not name.startswith(SMP):
+        if name is not None and not name.startswith(SMP):
             check_name(name)
-        if spec.weights and name in WIDTHS:
+        if name is None or (spec.weights and name in WIDTHS):
             file = Path(spec.weights)
-            _, width, _ = recognise(read_weights(file), file, name)
+            name, width, _ = recognise(read_weights(file), file, name)
         profile = tuned_net(name, width or WIDTHS.get(name, 0), side, device, emit, store)
         if profile is None:
             return spec
@@ -179,8 +181,8 @@ class UNetServable(WorkloadServable):
             if num_maps == len(MAPS) and "classes" not in self._spec.options:
                 raise UsageError(
                     f"weights = {file!r} predict {num_maps} maps, which may be classes or those of cells",
-                    remedy="Serve what 'hotlap segment train' has learned as 'hotlap serve cells --set "
-                    f"workload.model=unet', and classes with --set workload.classes={num_maps}",
+                    remedy="Serve what 'hotlap segment train' has learned as 'hotlap serve cells', and classes with "
+                    f"--set workload.classes={num_maps}",
                 )
         return super().load(device)
 
@@ -221,8 +223,10 @@ def _of_any_size(signature: Signature, names: tuple[str, ...]) -> Signature:
     return dataclasses.replace(signature, inputs=(free(taken),), outputs=(free(given, names),))
 
 
-def _named(spec: ModelSpec, workload: Any) -> str:
-    """The network's name: what the target was told, or the target."""
+def _named(spec: ModelSpec, workload: Any) -> str | None:
+    """The network's name: what the target was told, or the target; None for ``cells`` whose weights are to tell it."""
+    if spec.target == TARGET and spec.weights and "model" not in spec.options:
+        return None
     return str(getattr(workload.config, "model", spec.target))
 
 
