@@ -69,6 +69,7 @@ def test_a_judgement_from_disk_is_that_of_the_training(trained):
     assert both.shape == (32, 3 * 48 + 8, 3)
     rows = 2 * round(32 * 1200 / (3 * 48 + 8)) + 4
     assert picture(trained / "sheet.jpg").shape == picture(trained / "eval" / "sheet.jpg").shape == (rows, 1200, 3)
+    assert want["sheet"] == {"file": "sheet.jpg", "width": 1200, "height": rows}
     seen = evaluate(SplatEvalConfig(run=str(trained), device="cpu", train_views=True, pictures=0, lpips=False))
     assert len(seen["images"]) == 14 and seen["lpips"] == "not asked for"
 

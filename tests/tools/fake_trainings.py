@@ -15,6 +15,7 @@ from hotlap.engine.journal import Journal
 from hotlap.engine.pace import PACE
 from hotlap.records.measurement import Verdict
 from hotlap.records.run import RunRecord, begin, save
+from hotlap.splat.config import SplatTrainConfig
 
 OUTCOME = {
     "status": "complete", "step": 600, "epoch": 6, "resumed_from": None, "metrics": {"loss": 0.21, "accuracy": 0.93},
@@ -56,3 +57,21 @@ def training(folder: Path, *, device: str = "cuda", rate: float = 1200.0, rows: 
     extra = {"outcome": {**OUTCOME, **outcome}, "restarts": ["the training process died: it was killed"]}
     notes = ["out of memory with 64 samples; the step is replayed in micro-batches of 32"]
     return save(dataclasses.replace(record, status="complete", verdict=verdict, extra=extra, notes=notes), folder)
+
+
+def splat_training(folder: Path, *, status: str = "complete", **config) -> RunRecord:
+    """A training of splats of 40 steps in ``folder``, judged three times, with a sheet of pictures beside it."""
+    folder.mkdir(parents=True)
+    with Journal(folder) as journal:
+        for step in range(0, 41, 20):
+            if step:
+                values = {"loss": 1 / step, "psnr": 12 + step / 10, "splats": 100.0 * step}
+                journal.log(step, 1, "train", values)
+            journal.log(step, 1, "eval", {"psnr": 10 + step / 10, "ssim": 0.5 + step / 100})
+    (folder / "sheet.jpg").write_bytes(b"\xff\xd8 a picture \xff\xd9")
+    record = begin("splat", "garden", SplatTrainConfig(scene="garden", **config), {}, environment())
+    scores = {"psnr": 14.0, "ssim": 0.9}
+    outcome = {"steps": 40, "seconds": 2.5, "sheet": {"file": "sheet.jpg", "width": 1200, "height": 300}}
+    outcome["held_out" if record.config["image_index"] is None else "trained_on"] = scores
+    verdict = Verdict(outcome=status, headline="trained 40 steps in 2.50 s", exit_code=0)
+    return save(dataclasses.replace(record, status=status, verdict=verdict, extra={"outcome": outcome}), folder)

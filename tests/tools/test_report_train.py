@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 
 import pytest
-from fake_trainings import training
+from fake_trainings import splat_training, training
 
 from hotlap.cli.show_train import training_rows
 from hotlap.records.run import load_record
@@ -17,6 +18,11 @@ from hotlap.tools.report.training import comparison_figures, training_figures, t
 
 def titles(html: str) -> list[str]:
     return re.findall(r"<h4>(.*?)</h4>", html)
+
+
+def words(html: str) -> str:
+    """What is read of a page, without its marks."""
+    return re.sub(r"<[^>]+>", "", html)
 
 
 def test_a_training_is_told_first_and_then_drawn(tmp_path):
@@ -105,6 +111,49 @@ def test_many_points_are_averaged_and_odd_ones_left_out():
     found = thinned(points, most=100)
     assert len(found) == 100
     assert found[0] == (4.5, 0.5)
+
+
+def test_a_trained_scene_is_shown_with_its_pictures_and_its_curves(tmp_path):
+    record = splat_training(tmp_path / "a")
+    sheet, loss, ssim, psnr, splats = training_figures(record)
+    content = re.search(r"data:image/jpeg;base64,([^\"]+)", sheet.desk)[1]
+    assert base64.b64decode(content) == (tmp_path / "a" / "sheet.jpg").read_bytes()
+    assert 'width="800" height="200"' in sheet.desk and "Photographs (held-out data)" in sheet.caption
+    assert "dropout" not in loss.caption, "there is neither that nor a held-out loss"
+    assert "SSIM on held-out data over optimizer step" in ssim.desk
+    assert psnr.title == "PSNR, dB" and psnr.legend == [("a1", "training"), ("a2", "held-out data")]
+    assert "splats from 2,000 to 4,000" in splats.desk
+    told = words(render([record]))
+    for line in (
+        f"hotlap splat view {tmp_path / 'a'}",
+        "every process draws one of the pictures",
+        "one training with one seed",
+    ):
+        assert line in told
+    (tmp_path / "a" / "sheet.jpg").unlink()
+    assert [figure.title for figure in training_figures(record)] == ["Loss", "SSIM", "PSNR, dB", "Splats"]
+
+
+def test_scores_of_a_training_on_one_picture_are_not_called_held_out(tmp_path):
+    told = words(render([splat_training(tmp_path / "a", image_index=3)]))
+    assert "SSIM on its own picture" in told and "held-out" not in told
+
+
+def test_a_stopped_training_of_splats_names_what_goes_on_with_it(tmp_path):
+    told = words(render([splat_training(tmp_path / "a", status="interrupted")]))
+    assert f"hotlap splat train --out {tmp_path / 'a'} --resume" in told and "hotlap splat train --resume" in told
+    assert "hotlap splat view" not in told
+
+
+def test_trainings_of_one_scene_share_frames_over_their_steps(tmp_path):
+    records = [splat_training(tmp_path / "a"), splat_training(tmp_path / "b", preset="fast")]
+    found = comparison_figures(records)
+    assert [figure.title for figure in found] == ["Loss over steps", "PSNR, dB", "SSIM"]
+    assert [name for _, name in found[0].legend] == ["1. garden cuda default", "2. garden cuda fast"]
+    told = words(render(records))
+    assert "on cuda 40 steps in 2.50 s, PSNR 14.0 dB, SSIM 0.900" in told
+    for line in ("hotlap profile splat --set workload.scene=garden", *(f"splat view {tmp_path / n}" for n in "ab")):
+        assert line in told
 
 
 @pytest.mark.parametrize("width", [340.0, 800.0])

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Judging:
         self._shown = set(self._counting[:: max(1, -(-len(cameras) // most))]) if most else set()
         self._scores: dict[int, Score] = {}
         self._rows: dict[int, np.ndarray] = {}
+        self.sheet: dict[str, Any] = {}
+        """File, width and height of the sheet, once it is written."""
 
     def scores(self, which: Iterable[int], emit: Emit = ignore) -> list[Score]:
         """Those of some views by number; a view of which a mask leaves no pixel has none."""
@@ -61,7 +64,9 @@ class Judging:
             rows.append(self._rows[number])
             save_picture(self._folder / PICTURES / self._files[number], rows[-1])
         if rows:
-            save_picture(self._folder / SHEET, sheet_of(rows[:: -(-len(rows) // SHEET_ROWS)]))
+            sheet = sheet_of(rows[:: -(-len(rows) // SHEET_ROWS)])
+            save_picture(self._folder / SHEET, sheet)
+            self.sheet = {"file": SHEET, "width": sheet.shape[1], "height": sheet.shape[0]}
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("name", "psnr", "ssim", "lpips"))

@@ -47,7 +47,7 @@ def close_training(
         scores = judging.close(emit)
         mean = mean_scores(scores)
         outcome |= {trainer.config.judged_by: mean, "images": [vars(score) for score in scores]}
-        outcome["lpips"] = why_no_lpips() or NET
+        outcome |= {"lpips": why_no_lpips() or NET, "sheet": judging.sheet}
         _log_last(folder, trainer, mean)
     draw_curves(folder / CURVES, read_journal(folder), trainer.config.judged_by.replace("_", " "))
     write_durably(folder / RESULTS, json.dumps(outcome, indent=1).encode() + b"\n", remedy=REMEDY)

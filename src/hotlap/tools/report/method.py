@@ -10,7 +10,9 @@ from typing import Any
 
 from hotlap.base.format import format_bytes, format_count, format_list
 from hotlap.records.run import RunRecord
+from hotlap.tools.report.training import is_of_one_picture
 from hotlap.tools.report.trust import FEW_PROCESSES, replication
+from hotlap.tools.report.view import TRAININGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ def method_sentences(record: RunRecord) -> list[str]:
             "once by their true count.",
             "Evaluations are of the averaged weights where there are any, in float32, on data not trained on.",
         ]
+    if record.kind == "splat":
+        return _splat_sentences(record)
     if record.kind == "tune":
         return _tune_sentences(record)
     if record.kind == "profile":
@@ -54,6 +58,15 @@ def method_sentences(record: RunRecord) -> list[str]:
     if record.kind != "bench":
         return []
     return [*_timing_sentences(record), *_statistics_sentences(record)]
+
+
+def _splat_sentences(record: RunRecord) -> list[str]:
+    step = "In each step every process draws one of the pictures; the gradient of its loss moves the splats."
+    if is_of_one_picture(record):
+        return [step, "Its one picture is drawn once more after the last step, and judged."]
+    most = record.config.get("max_test_views")
+    judged = "After the last step each held-out picture is drawn once, from its own camera, and judged"
+    return [step, f"{judged}; curves on the way are means over {most} of them at most."]
 
 
 def _tune_sentences(record: RunRecord) -> list[str]:
@@ -138,7 +151,7 @@ def limits(record: RunRecord) -> list[str]:
     """What the page does not show."""
     if record.kind == "doctor":
         return ["The checks saw this machine at one moment, under the load it had then."]
-    if record.kind == "train":
+    if record.kind in TRAININGS:
         return [
             "This is one training with one seed; another seed gives another curve, and a mean over some tells more."
         ]

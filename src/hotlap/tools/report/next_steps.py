@@ -45,7 +45,15 @@ def _typed(target: str) -> str:
 def same_model(records: Sequence[RunRecord]) -> str:
     """The target of these records with the inputs and options that make it the same model, as a shell takes it."""
     known = next((record for record in records if record.config.get("target")), None)
-    return " ".join([_typed(_target(known)), *_inputs(known), *_options(known)]) if known else "TARGET"
+    if known is None:
+        return next((_drawn(record) for record in records if record.kind == "splat"), "TARGET")
+    return " ".join([_typed(_target(known)), *_inputs(known), *_options(known)])
+
+
+def _drawn(record: RunRecord) -> str:
+    """A splat training's scene as a target."""
+    scene = str(record.config.get("scene"))
+    return "splat" if scene == "drawn" else f"splat --set {shlex.quote(f'workload.scene={scene}')}"
 
 
 def command_for(verb: str, records: Sequence[RunRecord]) -> str:
@@ -65,8 +73,12 @@ def _options(record: RunRecord) -> list[str]:
 
 
 def _taken_home(records: Sequence[RunRecord]) -> Iterator[Answer]:
-    """A lap that found something faster says how to use it."""
+    """A lap that found something faster says how to use it, a trained scene how to look at it."""
     for record in records:
+        if record.kind == "splat" and record.status == "complete":
+            place = str(Path(record.path).parent)
+            command = f"hotlap splat view {shlex.quote(place)}"
+            yield Answer(text=f"Look at {place} in the browser.", tone="good", command=command)
         if record.verdict is not None and record.verdict.outcome == "faster":
             for command in found_of(record).get("commands") or []:
                 yield Answer(text="Use what was found.", tone="good", command=str(command))
@@ -84,6 +96,9 @@ def _unfinished(records: Sequence[RunRecord]) -> Iterator[Answer]:
             continue
         if record.kind == "train" and record.status == "interrupted":
             text, command = f"Let the training {record.name} go on.", f"hotlap train {_typed(_target(record))} --resume"
+        elif record.kind == "splat" and record.status == "interrupted":
+            place = shlex.quote(str(Path(record.path).parent))
+            text, command = f"Let the training {record.name} go on.", f"hotlap splat train --out {place} --resume"
         elif record.kind == "tune" and (record.extra.get("tune") or {}).get("rows"):
             place = shlex.quote(str(Path(record.path).parent))
             text, command = f"Let the search {record.name} go on.", f"hotlap tune --resume {place}"

@@ -50,6 +50,7 @@ from hotlap.tools.report.training import training_figures
 from hotlap.tools.report.trust import trust_facts
 from hotlap.tools.report.tune import SHOWN_ROWS, TuneRow, tune_facts, tune_refusals, tune_rows
 from hotlap.tools.report.view import (
+    TRAININGS,
     CheckRow,
     GateView,
     alert_of,
@@ -99,7 +100,7 @@ def trust_sections(record: RunRecord) -> list[Section]:
     if facts:
         blocks.append(Facts(facts=tuple(facts)))
     notes = [Items(texts=tuple(record.notes), notes=True)] if record.notes else []
-    title = "What happened on the way" if record.kind == "train" else "Can it be trusted?"
+    title = "What happened on the way" if record.kind in TRAININGS else "Can it be trusted?"
     return section(title, *blocks, *notes)
 
 

@@ -14,7 +14,6 @@ from hotlap.base.format import (
     format_count,
     format_list,
     format_ms,
-    format_number,
     format_percent,
     format_rate,
     format_ratio,
@@ -27,9 +26,9 @@ from hotlap.tools.report.document import Answer, Question
 from hotlap.tools.report.next_steps import command_for, next_steps
 from hotlap.tools.report.profile_pair import analysis_of, profile_pair
 from hotlap.tools.report.speed import headline_comparisons, withheld
-from hotlap.tools.report.training import device_of, training_log
+from hotlap.tools.report.training import device_of, told_score, training_log
 from hotlap.tools.report.trust import trust_facts
-from hotlap.tools.report.view import ENDS, badge_of
+from hotlap.tools.report.view import ENDS, TRAININGS, badge_of
 
 SHOWN = 3
 BIG_CHANGE = 0.05
@@ -233,7 +232,7 @@ def _trainings(seen: Sequence[Witness]) -> Iterator[Answer]:
     """Trainings of one target on several devices, or each on its own."""
     groups: dict[str, list[Witness]] = {}
     for w in seen:
-        if w.record.kind == "train":
+        if w.record.kind in TRAININGS:
             groups.setdefault(str(w.record.config.get("target") or w.record.name), []).append(w)
     for target, group in groups.items():
         told = [text for w in group if (text := _trained(w.record))]
@@ -245,12 +244,14 @@ def _trained(record: RunRecord) -> str:
     outcome, log = record.extra.get("outcome") or {}, training_log(record)
     if not outcome:
         return ""
-    text = f"on {device_of(record)} {format_count(int(outcome.get('step') or 0), 'step')}"
-    if log is not None and log.pace:
-        text += f" in {format_s(log.pace[-1].seconds)}"
+    text = f"on {device_of(record)} {format_count(int(outcome.get('step') or outcome.get('steps') or 0), 'step')}"
+    seconds = log.pace[-1].seconds if log is not None and log.pace else outcome.get("seconds")
+    if seconds:
+        text += f" in {format_s(seconds)}"
     if outcome.get("samples_per_s"):
         text += f" at {format_rate(outcome['samples_per_s'])}"
-    scores = [f"{name} {format_number(value)}" for name, value in (outcome.get("metrics") or {}).items()]
+    found = outcome.get("metrics") or outcome.get("held_out") or outcome.get("trained_on") or {}
+    scores = [told_score(name, value) for name, value in found.items()]
     return f"{text}, {', '.join(scores[:2])}" if scores else text
 
 

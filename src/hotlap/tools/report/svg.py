@@ -6,6 +6,7 @@ browser shows it without scripts, and the page's script turns it into a tooltip 
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -200,6 +201,12 @@ def y_axis(scale: Scale, left: float, right: float, labels: Sequence[tuple[float
     lines = "".join(f"M{n(left)} {n(scale(value))}H{n(right)}" for value, _ in labels)
     names = "".join(text(left - 7, scale(value) + 4, label, "tick", "end") for value, label in labels)
     return (f'<path d="{lines}" class="grid"/>' if lines else "") + names
+
+
+def jpeg(width: float, height: float, content: bytes) -> str:
+    """A JPEG file, drawn over the whole of these sides."""
+    data = base64.b64encode(content).decode()
+    return f'<image width="{n(width)}" height="{n(height)}" href="data:image/jpeg;base64,{data}"/>'
 
 
 def svg(width: float, height: float, label: str, body: str) -> str:

@@ -5,17 +5,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from hotlap.base.errors import RecordError
+from hotlap.base.format import format_number
 from hotlap.engine.journal import Row, read_journal
 from hotlap.engine.pace import PaceRow, read_pace
 from hotlap.records.run import RunRecord
 from hotlap.tools.report.curves import Axis, Curve, draw_curves
 from hotlap.tools.report.figures import Figure, figure
+from hotlap.tools.report.svg import jpeg, svg
+from hotlap.tools.report.view import TRAININGS
 
 NUM_COLOURS = 8
+NAMES = {"psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS"}
+"""How scores are written that are known by their letters."""
+UNITS = {"psnr": "dB"}
 Point = tuple[float, float]
 
 
@@ -26,6 +33,8 @@ class Log:
     label: str
     rows: list[Row]
     pace: list[PaceRow]
+    judged: str = "held-out data"
+    """What its scores are of."""
 
     def points(self, split: str, name: str) -> list[Point]:
         return [(row.step, row.values[name]) for row in self.rows if row.split == split and name in row.values]
@@ -48,28 +57,35 @@ class Log:
 
 def training_log(record: RunRecord, label: str = "") -> Log | None:
     """The journal beside a training's record; None of any other record, or where nothing was logged."""
-    if record.kind != "train" or not record.path:
+    if record.kind not in TRAININGS or not record.path:
         return None
     folder = Path(record.path).parent
     try:
         rows = read_journal(folder)
     except RecordError:
         return None  # it ended before its first row, or only its record was copied here
-    return Log(label=label or record.name, rows=rows, pace=read_pace(folder)) if rows else None
+    judged = "its own picture" if is_of_one_picture(record) else "held-out data"
+    return Log(label=label or record.name, rows=rows, pace=read_pace(folder), judged=judged) if rows else None
+
+
+def is_of_one_picture(record: RunRecord) -> bool:
+    """Whether a training holds none out, and its scores are of the one picture that it learned from."""
+    return record.config.get("image_index") is not None
 
 
 def training_figures(record: RunRecord) -> list[Figure]:
-    """Loss, scores, learning rate, micro-batch and speed over the steps of one training."""
+    """A training's pictures; loss, scores, learning rate, micro-batch, speed and number of splats over its steps."""
     log = training_log(record)
     if log is None:
         return []
-    found = [_loss_figure(log), *_score_figures(log)]
+    found = [_sheet_figure(record, log), _loss_figure(log), *_score_figures(log)]
     found += [
         _steps_figure("Learning rate", "learning rate", log.points("train", "lr")),
         _steps_figure("Gradient length", "length before clipping", log.points("train", "grad_norm")),
         _micro_figure(log),
         _steps_figure("Speed", "samples/s", log.paced("samples_per_s"), zero=True),
         _steps_figure("How busy the card was", "GPU utilisation, %", log.paced("utilisation"), zero=True),
+        _steps_figure("Splats", "splats", log.points("train", "splats"), zero=True),
     ]
     return [drawn for drawn in found if drawn is not None]
 
@@ -78,24 +94,52 @@ def _loss_figure(log: Log) -> Figure | None:
     train, held_out = log.points("train", "loss"), log.points("eval", "loss")
     curves = [Curve(label="training", css="a1", points=train)] if train else []
     curves += [Curve(label="held-out data", css="a2", points=held_out, marked=True)] if held_out else []
-    caption = (
-        "Training: the mean of the steps since the point before, with dropout and augmentation. Dots: evaluations."
-    )
+    caption = "Training: the mean of the steps since the point before."
+    if held_out:
+        caption = f"{caption[:-1]}, with dropout and augmentation. Dots: evaluations."
     return _figure("Loss", curves, Axis(x="optimizer step", y="loss"), caption)
 
 
 def _score_figures(log: Log) -> list[Figure | None]:
-    """Scores between 0 and 1 share a frame; any other has its own."""
-    names = list(dict.fromkeys(name for row in log.rows if row.split == "eval" for name in row.values))
-    scores = {name: log.points("eval", name) for name in names if name != "loss"}
+    """Scores between 0 and 1 share a frame; any other has its own, with what it is in training where that is known."""
+    scores = {name: log.points("eval", name) for name in _eval_names(log) if name != "loss"}
     shares = {name: points for name, points in scores.items() if all(0 <= value <= 1 for _, value in points)}
     curves = [
-        Curve(label=name, css=_colour(place + 2), points=points, marked=True)
+        Curve(label=_named(name), css=_colour(place + 2), points=points, marked=True)
         for place, (name, points) in enumerate(shares.items())
     ]
-    axis = Axis(x="optimizer step", y="score on held-out data")
-    others = [_steps_figure(name, name, points, marked=True) for name, points in scores.items() if name not in shares]
-    return [_figure("Scores", curves, axis), *others]
+    what = f"score on {log.judged}" if len(curves) > 1 else f"{curves[0].label} on {log.judged}" if curves else ""
+    title = "Scores" if len(curves) > 1 or not curves else curves[0].label
+    others = [_score_figure(log, name) for name in scores if name not in shares]
+    return [_figure(title, curves, Axis(x="optimizer step", y=what)), *others]
+
+
+def _score_figure(log: Log, name: str) -> Figure | None:
+    held_out, train = log.points("eval", name), log.points("train", name)
+    curves = [Curve(label="training", css="a1", points=train)] if train else []
+    curves += [Curve(label=log.judged, css="a2" if train else "a3", points=held_out, marked=True)]
+    return _figure(_named(name), curves, Axis(x="optimizer step", y=_named(name)))
+
+
+def _sheet_figure(record: RunRecord, log: Log) -> Figure | None:
+    """Some of the pictures that it was judged by, if their file lies beside the record."""
+    sheet = (record.extra.get("outcome") or {}).get("sheet")
+    file = Path(record.path).parent / str(sheet["file"]) if sheet else None
+    if not sheet or file is None or not file.is_file():
+        return None
+    content, shape = file.read_bytes(), sheet["height"] / sheet["width"]
+    told = f"Photographs ({log.judged}), what was drawn there, and three times their difference."
+    return figure("Pictures", lambda width: svg(width, shape * width, told, jpeg(width, shape * width, content)), told)
+
+
+def _named(name: str) -> str:
+    """A score as an axis names it."""
+    return ", ".join([NAMES.get(name, name), *filter(None, [UNITS.get(name)])])
+
+
+def told_score(name: str, value: float) -> str:
+    """A score in a sentence."""
+    return f"{NAMES.get(name, name)} {format_number(value)} {UNITS.get(name, '')}".rstrip()
 
 
 def _micro_figure(log: Log) -> Figure | None:
@@ -137,6 +181,7 @@ def comparison_figures(records: Sequence[RunRecord]) -> list[Figure]:
 def _shared_frames(logs: Sequence[Log]) -> list[Figure]:
     """Loss over steps and over time, scores and speed."""
     steps, seconds = "optimizer step", "seconds of training"
+    is_timed = all(log.pace for log in logs)
     has_eval = all(log.points("eval", "loss") for log in logs)
     split, kind = ("eval", "loss on held-out data") if has_eval else ("train", "training loss")
     common = [name for name in _eval_names(logs[0]) if all(name in _eval_names(log) for log in logs) and name != "loss"]
@@ -144,10 +189,10 @@ def _shared_frames(logs: Sequence[Log]) -> list[Figure]:
         _overlay("Loss over steps", logs, lambda log: log.points(split, "loss"), Axis(x=steps, y=kind)),
         _overlay("Loss over time", logs, lambda log: log.timed(split, "loss"), Axis(x=seconds, y=kind)),
     ]
-    found += [
-        _overlay(name, logs, lambda log, name=name: log.timed("eval", name), Axis(x=seconds, y=name))  # type: ignore[misc]
-        for name in common
-    ]
+    for name in common:
+        points = partial(Log.timed if is_timed else Log.points, split="eval", name=name)
+        axis = Axis(x=seconds if is_timed else steps, y=_named(name))
+        found.append(_overlay(_named(name), logs, points, axis))
     speed = Axis(x=steps, y="samples/s", zero=True)
     found.append(_overlay("Speed", logs, lambda log: log.paced("samples_per_s"), speed, marked=False))
     return [drawn for drawn in found if drawn is not None]
@@ -158,8 +203,8 @@ def _eval_names(log: Log) -> list[str]:
 
 
 def _short(record: RunRecord) -> str:
-    """What tells one training of a page from another: target, device, precision."""
-    parts = (record.name, device_of(record), record.config.get("precision", ""))
+    """What tells one training of a page from another: target, device, precision or preset."""
+    parts = (record.name, device_of(record), *(record.config.get(name, "") for name in ("precision", "preset")))
     return " ".join(str(part) for part in parts if part)
 
 

@@ -24,6 +24,8 @@ ALERTS = {
 }
 
 
+TRAININGS = {"train": "train", "splat": "splat train"}
+"""The kinds of records that are trainings, with their verbs."""
 ENDS = {"interrupted": "was interrupted", "failed": "failed", "running": "is still running"}
 
 
@@ -63,8 +65,9 @@ class Candidate:
 
 def alert_of(record: RunRecord) -> str:
     """What a reader must know before anything else about a run that did not come to its end."""
-    if record.kind == "train" and record.status == "interrupted":
-        return "This training was stopped before its end; 'hotlap train --resume' goes on from its last checkpoint."
+    if record.kind in TRAININGS and record.status == "interrupted":
+        command = f"hotlap {TRAININGS[record.kind]} --resume"
+        return f"This training was stopped before its end; '{command}' goes on from its last checkpoint."
     return ALERTS.get(record.status, "" if record.status == "complete" else f"This run's status is {record.status}.")
 
 
