@@ -12,11 +12,13 @@ from torch import nn
 from hotlap.base.errors import TargetError, UsageError
 from hotlap.measure.arms import parse_arm
 from hotlap.measure.fingerprint import fingerprint, model_hash, signature
+from hotlap.measure.jobs import timing
 from hotlap.measure.nursery import COMPILERS, Nursery, can_fork
 from hotlap.measure.process import quiet, run_job
 from hotlap.measure.session import Session, gradients_by_name, has_attention
-from hotlap.measure.timed import ArmTimer
+from hotlap.measure.timed import ArmTimer, Protocol
 from hotlap.measure.trial import LONE, trial
+from hotlap.records.codec import encode
 from hotlap.targets import load_target
 from hotlap.workload import Workload
 
@@ -121,8 +123,20 @@ def test_a_batch_without_the_samples_that_were_asked_for_is_refused(monkeypatch,
     workload.most = most
     monkeypatch.setattr("hotlap.measure.trial.load_target", lambda *_: workload)
     assert trial(job(batch=most), quiet).wall_ms
-    with pytest.raises(TargetError, match=rf"9 samples were asked, and make_batch\(\) gave {most}.*--max-batch {most}"):
+    with pytest.raises(TargetError, match=rf"9 samples were asked, and make_batch\(\) gave {most}.*at most {most} "):
         trial(job(batch=9), quiet)
+
+
+def test_a_bench_fails_an_arm_whose_batch_is_not_whole(monkeypatch):
+    """Its rate, and how much faster it is than an arm of another batch, would count samples that there are not."""
+    monkeypatch.setattr("hotlap.measure.jobs.load_target", lambda *_: Few())
+    settled = Protocol(
+        process=0, repeats=1, seconds=0.01, max_seconds=1, warmup_seconds=0.01, transfer=False, began_at=0.0
+    )
+    found = timing({**job(batch=7), "arms": ["cpu", "cpu:batch=9"], "protocol": encode(settled)}, quiet)
+    assert {m.arm for m in found.measurements} == {"cpu"}
+    [failed] = found.failures
+    assert failed.arm == "cpu:batch=9" and "9 samples were asked, and make_batch() gave 7" in failed.what
 
 
 def test_samples_that_are_packed_in_another_way_are_not_counted(monkeypatch):

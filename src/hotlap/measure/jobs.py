@@ -24,6 +24,7 @@ from hotlap.measure.fingerprint import fingerprint
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import Listen
 from hotlap.measure.quicktest import run_quicktest
+from hotlap.measure.samples import require_samples
 from hotlap.measure.session import Session, has_attention, kernel_layers
 from hotlap.measure.timed import ArmTimer, Protocol, Trace, time_arms
 from hotlap.measure.trial import trial
@@ -249,6 +250,7 @@ def timing(job: Job, listen: Listen) -> Timings:
             batch = spec.batch or job["batch"]
             how: Job = {"mode": job["mode"], "seed": job["seed"], "worst_case": job.get("worst_case", False)}
             session = Session(workload, spec, batch=batch, file=file, **how)
+            require_samples(session)
             timer = ArmTimer(session, seed=job["seed"], label=label)
             timer.warm_up(protocol)
             timers.append(timer)

@@ -21,6 +21,7 @@ from hotlap.device.timing import time_block
 from hotlap.measure.arms import ArmSpec, parse_arm
 from hotlap.measure.nursery import COMPILERS
 from hotlap.measure.process import Listen
+from hotlap.measure.samples import require_samples
 from hotlap.measure.session import Session
 from hotlap.measure.timed import ArmTimer, Protocol
 from hotlap.records.measurement import Memory
@@ -73,7 +74,7 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
     begin = compile_counts()
     peak = PeakMemory(torch.device(spec.torch_device))
     session = Session(workload, spec, mode=job["mode"], batch=batch, seed=job["seed"], worst_case=True)
-    _require_samples(session)
+    require_samples(session)
     timer = ArmTimer(session, seed=job["seed"])
     if job["tail"]:
         _check_finite(session)
@@ -101,33 +102,6 @@ def trial(job: dict[str, Any], listen: Listen) -> Trial:
         tail_graphs=compile_counts()[0] - during[0],
         notes=sorted(timer.flags) + ([LONE] if job["tail"] and not tail_ms else []),
     )
-
-
-def _require_samples(session: Session) -> None:
-    """Refuses a batch of fewer samples than it was asked for: the larger the size, the faster it would seem.
-
-    Where samples lie is seen beside a batch of two: in a dimension that is 2 there and larger here. Of those that are
-    packed in another way nothing is known, but that more of them are something else.
-    """
-    import torch
-
-    two = _sizes(session.workload.worst_case_batch(2, torch.device("cpu"), generator(session.seed)))
-    here = _sizes(session.host_batches[0])
-    pairs = [pair for pair in zip(two, here, strict=True) if pair[0] == 2] if len(two) == len(here) else []
-    counts = {size for _, size in pairs if size > 2} or ({2} if pairs and two == here else set())
-    if session.batch > 2 and counts and session.batch not in counts:
-        raise TargetError(
-            f"of {session.workload.name!r} {session.batch} samples were asked, and make_batch() gave {max(counts)}",
-            expected="as many as it is asked for, since a step's time is shared out among them",
-            remedy=f"Let it repeat some, or give the search --max-batch {max(counts)}",
-        )
-
-
-def _sizes(batch: Any) -> list[int]:
-    """The dimensions of all tensors of a batch, one after the other."""
-    from torch.utils._pytree import tree_leaves
-
-    return [size for leaf in tree_leaves(batch) for size in getattr(leaf, "shape", ())]
 
 
 def _check_finite(session: Session) -> None:
