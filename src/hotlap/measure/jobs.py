@@ -207,16 +207,12 @@ def _card_of(arms: Sequence[ArmSpec]) -> ArmSpec | None:
 
 def failure(spec: ArmSpec, error: Exception, batch: int) -> ArmFailure:
     traceback.print_exc()
-    return ArmFailure(
-        arm=spec.name,
-        what=f"{type(error).__name__} at batch {batch}: {first_line(error)}{_where(error)}",
-        out_of_memory=is_out_of_memory(error),
-    )
-
-
-def _where(error: Exception) -> str:
-    """The line of the user's code, or of a library's; '' for what we say ourselves, and for memory."""
-    return "" if isinstance(error, HotlapError) or is_out_of_memory(error) else f" {their_line(error)}"
+    starved = is_out_of_memory(error)
+    if isinstance(error, HotlapError):  # in its own words, which name the value
+        return ArmFailure(arm=spec.name, what=str(error), out_of_memory=starved)
+    where = "" if starved else f" {their_line(error)}"
+    what = f"{type(error).__name__} at batch {batch}: {first_line(error)}{where}"
+    return ArmFailure(arm=spec.name, what=what, out_of_memory=starved)
 
 
 def footprint(job: Job, listen: Listen) -> Footprint:
