@@ -594,10 +594,10 @@ def test_the_gates_worst_check_stands_for_an_arm():
         GateCheck(name="losses", error=4e-3, allowed=5e-3, passed=True),
     ]
     gate = Gate(arm="cpu", passed=True, checks=checks, reference="float64")
-    row = lab.gate_row("cpu", gate, "", 1.0)
+    row = lab.gate_row("cpu", gate, None, 1.0)
     assert row.error == pytest.approx(0.8) and row.check == "losses 0.004, allowed 0.005"
     broken = dataclasses.replace(checks[0], error=float("nan"), passed=False, detail="two builds of it differ")
     red = dataclasses.replace(gate, passed=False, checks=[broken])
-    refused = lab.gate_row("cpu", red, "", 1.0)
+    refused = lab.gate_row("cpu", red, None, 1.0)
     assert refused.error == float("inf")
     assert refused.why == "wrong answer: outputs nan, allowed 0.01 (two builds of it differ)"

@@ -14,6 +14,7 @@ from test_search import CARD
 from hotlap.base.events import Event, advance, warn
 from hotlap.base.format import format_number
 from hotlap.cli.show_tune import TuneDoor, show_tune, tune_table
+from hotlap.measure.jobs import ArmFailure
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import capture
 from hotlap.records.measurement import Verdict
@@ -355,7 +356,7 @@ def test_a_verdict_without_a_winner_says_what_was_missing():
 
 def test_what_could_not_be_judged_is_not_called_wrong():
     why = "the gate process for 'x' was stopped after timeout_s = 30"
-    unknown = {name: gate_row(name, None, why, 1.0) for name in ("cpu", "cpu:bf16")}
+    unknown = {name: gate_row(name, None, ArmFailure(arm=name, what=why), 1.0) for name in ("cpu", "cpu:bf16")}
     wrong = GateRow(arm="cpu:fp16", passed=False, error=3.0, check="outputs 3, allowed 1", why="outputs 3x off")
 
     def headline(gates):
@@ -364,6 +365,14 @@ def test_what_could_not_be_judged_is_not_called_wrong():
     assert headline(unknown) == f"no configuration of x was found: no arm could be judged: {why}"
     mixed = headline({**unknown, "cpu:fp16": wrong})
     assert mixed == "no configuration of x was found: no arm gives the right answer (outputs 3x off)"
+
+
+def test_gates_without_memory_end_a_search_as_trials_without_memory_do():
+    why = "batch = 4 does not fit in memory; --gate-batch judges fewer than 4 samples"
+    starved = {"cpu": gate_row("cpu", None, ArmFailure(arm="cpu", what=why, out_of_memory=True), 1.0)}
+    verdict = give_verdict(TuneConfig(target="x"), GOAL, [], starved, Outcome(None, None, []), "complete", "")
+    assert verdict.exit_code == 5
+    assert verdict.headline == f"no configuration of x was found: no arm could be judged: {why}"
 
 
 def test_the_table_of_a_search_that_ended_without_a_winner_marks_none():

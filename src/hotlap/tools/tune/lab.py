@@ -195,11 +195,11 @@ class ProcessLab:
         began = time.monotonic()
         found = self._gates(asked, began)
         share = (time.monotonic() - began) / len(asked)
-        failures = {failure.arm: self._told(failure) for failure in found.failures}
+        failures = {failure.arm: dataclasses.replace(failure, what=self._told(failure)) for failure in found.failures}
         self.full_gates += found.gates
         judged = {gate.arm: gate for gate in found.gates}
         for name in asked:
-            self.gates[name] = gate_row(name, judged.get(name), failures.get(name, ""), share)
+            self.gates[name] = gate_row(name, judged.get(name), failures.get(name), share)
         self._saved()
 
     @property
@@ -300,11 +300,12 @@ def peak_of(memory: Memory) -> int | None:
     return max(sizes) if sizes else memory.host_rss_bytes
 
 
-def gate_row(arm: str, gate: Gate | None, failure: str, seconds: float) -> GateRow:
+def gate_row(arm: str, gate: Gate | None, failure: ArmFailure | None, seconds: float) -> GateRow:
     """The gate of one arm as a search keeps it: the worst check, as a share of what it may be."""
     if gate is None:
-        why = f"could not be judged: {failure or 'no answer'}"
-        return GateRow(arm=arm, passed=False, error=math.inf, why=why, seconds=seconds)
+        why = f"could not be judged: {failure.what if failure else 'no answer'}"
+        starved = failure is not None and failure.out_of_memory
+        return GateRow(arm=arm, passed=False, error=math.inf, why=why, seconds=seconds, out_of_memory=starved)
     shares = {check.name: _share(check.error, check.allowed) for check in gate.checks}
     worst = max(gate.checks, key=lambda check: (not check.passed, shares[check.name]))
     text = f"{worst.name} {worst.error:.2g}, allowed {worst.allowed:.2g}"

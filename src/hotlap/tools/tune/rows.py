@@ -95,6 +95,8 @@ class GateRow:
     why: str = ""
     """Why it did not pass, or could not be judged."""
     seconds: float = 0.0
+    out_of_memory: bool = False
+    """Whether there was no memory to judge it."""
 
     @property
     def is_judged(self) -> bool:

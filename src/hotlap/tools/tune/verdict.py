@@ -48,9 +48,10 @@ def give_verdict(
         return Verdict(outcome=status, headline=why, exit_code=EXIT_CHECK_FAILED, lines=_lines(rows, gates, {}))
     refused = outcome.refused
     if outcome.winner is None:
-        memory = bool(rows) and all(row.status in MEMORY_DEATHS for row in rows)
-        what = "nothing fits in memory" if memory else _why_none(rows, gates, goal)
-        code = EXIT_OUT_OF_MEMORY if memory else EXIT_CHECK_FAILED
+        starved = bool(rows) and all(row.status in MEMORY_DEATHS for row in rows)
+        what = "nothing fits in memory" if starved else _why_none(rows, gates, goal)
+        starved = starved or (bool(gates) and all(gate.out_of_memory for gate in gates.values()))
+        code = EXIT_OUT_OF_MEMORY if starved else EXIT_CHECK_FAILED
         headline = f"no configuration of {config.target} was found: {what}"
         return Verdict(outcome="nothing found", headline=headline, exit_code=code, lines=_lines(rows, gates, refused))
     best = estimates(rows)[outcome.winner]
