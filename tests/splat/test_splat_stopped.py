@@ -46,6 +46,19 @@ def test_a_training_that_falls_stops_with_a_diagnosis_and_its_best_model(setting
     assert record.extra["outcome"]["held_out"]["psnr"] > 10
 
 
+def test_a_model_that_ends_below_its_best_is_told_of_with_what_would_have_kept_that(settings):
+    config = settings(steps=28, log_every=2, eval_every=10, abort_psnr_drop=50, strategy="none")
+    heard = []
+    record = train(config, heard.append, watch=spoiled_at(24))
+    assert record.status == "complete" and record.verdict.exit_code == 0
+    [note] = record.notes
+    assert note.startswith("the held-out PSNR was ") and " dB higher at step 20; --abort-psnr-drop 1 would" in note
+    assert note in [event.text for event in heard if event.kind == "warn"]
+    other = replace(config, out=config.out + "-again", abort_psnr_drop=1)
+    again = train(other, watch=spoiled_at(24))
+    assert again.status == "stopped" and again.extra["outcome"]["steps"] == 20
+
+
 def test_a_fall_after_the_last_judgement_that_was_due_is_seen_at_the_end(settings):
     watch = spoiled_at(24)
     config = settings(steps=28, log_every=2, eval_every=10, abort_psnr_drop=2, strategy="none")

@@ -215,6 +215,14 @@ def test_a_loss_that_is_no_number_stops_the_training():
         guard.check_loss(float("nan"), 20)
 
 
+def test_a_training_that_was_better_before_its_end_is_told_of_but_not_after_a_reset():
+    guard = Guard(SplatTrainConfig())
+    guard.check_psnr(20.0, 1000)
+    assert guard.told_of_end(19.1, 2000) == "" and "1.50 dB higher at step 1000" in guard.told_of_end(18.5, 2000)
+    guard.last_reset = 1500
+    assert guard.told_of_end(18.5, 2000) == ""
+
+
 def test_falling_quality_stops_the_training_but_not_after_a_reset():
     guard = Guard(SplatTrainConfig(abort_psnr_drop=2))
     guard.check_psnr(20.0, 1000)

@@ -15,6 +15,8 @@ RECOVERY = 1000
 """Steps after a reset of the opacities in which quality is lower and no judgement counts."""
 MOST_LOST = 0.01
 """A larger share of splats with numbers that are not finite is no accident any more."""
+TOLD_DB = 1.0
+"""A model that ends so far below the best that was judged is told of."""
 HEALTH_ROWS = 10_000
 """Splats that the medians are taken of: all would take a card longer than a step."""
 MOST_LOG = 700.0
@@ -81,6 +83,16 @@ class Guard:
             )
         if value > self.best_psnr:
             self.best_psnr, self.best_step = value, step
+
+    def told_of_end(self, value: float, step: int) -> str:
+        """What to know of a training that was better before its end; '' where it was not, or not by much."""
+        higher = self.best_psnr - value
+        if higher < TOLD_DB or step - self.last_reset < RECOVERY:
+            return ""
+        return (
+            f"the {self.config.judged_psnr} was {higher:.2f} dB higher at step {self.best_step}; "
+            f"--abort-psnr-drop {TOLD_DB:g} would have ended the training with that model"
+        )
 
     def state_dict(self) -> dict[str, float | int]:
         return {name: getattr(self, name) for name in ("best_psnr", "best_step", "last_reset", "num_lost")}

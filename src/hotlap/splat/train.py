@@ -186,6 +186,8 @@ class Keeper:
         """What goes on with an interrupted training."""
         self.left = ""
         """What is said of a training that was interrupted, and saved for that."""
+        self.notes: list[str] = []
+        """What is to be known of a training that was brought to its end."""
         self.stopped_at: tuple[int, float] | None = None
         """Steps and seconds of a training that was ended; the model may be of an earlier step."""
         self._best_score = -math.inf
@@ -279,6 +281,10 @@ class Keeper:
             whose = "held-out" if self.config.judged_by == "held_out" else OWN
             self.emit(events.note(f"step {step}: {whose} {_figures(scores)}"))
             trainer.guard.check_psnr(scores["psnr"], step)
+            told = trainer.guard.told_of_end(scores["psnr"], step) if step == self.config.steps else ""
+            if told:
+                self.notes.append(told)
+                self.emit(events.warn(told))
         return scores
 
     def _is_save_due(self, step: int) -> bool:
@@ -337,7 +343,7 @@ class Keeper:
             return dataclasses.replace(record, status=status)
         verdict = _verdict(self.trainer, status, outcome, self.stopped_at)
         changes = {"status": status, "finished_at": now(), "extra": {"outcome": encode(outcome)}}
-        notes = [why] if why else []
+        notes = [why] if why else self.notes
         return save(dataclasses.replace(record, **changes, notes=notes, verdict=verdict), self.folder)  # type: ignore[arg-type]
 
 
