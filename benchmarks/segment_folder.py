@@ -12,7 +12,7 @@ share of that the folder reached. A small folder before it warms the machine up 
 loading of the network. The processes for results get ready meanwhile, which takes seconds: before that they are worked
 out in threads, so that a folder of a hundred pictures is over too soon to show what processes do. With --batch-sizes,
 arm and batch are those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no
-shares.
+shares. Each of several sets of formats, as in ``--formats labels,csv labels,csv,overlay``, gets a folder of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ from hotlap.segment.normalise import normalise
 from hotlap.segment.objects import measure_objects
 from hotlap.segment.predict import segment_maps
 from hotlap.segment.predict_config import SegmentPredictConfig
-from hotlap.segment.predict_folder import predict_folder
+from hotlap.segment.predict_folder import PredictedFolder, predict_folder
 from hotlap.segment.predictor import Predictor
 
 ASKED_SHARE = 0.25
@@ -132,8 +132,8 @@ def tuned_arm(file: Path, model: str) -> str:
     return note.partition(",")[0]
 
 
-def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """The whole way of a folder with one network."""
+def one_model(args: argparse.Namespace, model: str) -> Iterator[dict[str, Any]]:
+    """The whole way of a folder with one network, for each set of formats."""
     device = pick_device(args.device)
     batch = read_batch_size(args.batch_sizes, model) if args.batch_sizes else args.batch
     tuned = tuned_arm(args.batch_sizes, model) if args.batch_sizes else ""
@@ -144,36 +144,42 @@ def one_model(args: argparse.Namespace, model: str) -> dict[str, Any]:
     else:
         workload = learned(workload, args.steps, 60.0)
     count = batch * max(FEWEST_BATCHES, -(-args.pictures // batch))
-    formats = tuple(args.formats.split(","))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, num in (("warm", batch), ("pictures", count)):
-            draw_folder(Path(folder) / name, num, args.size)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        draw_folder(folder / "warm", batch, args.size)
+        draw_folder(folder / "pictures", count, args.size)
+
+        def predict(pictures: Path, formats: tuple[str, ...]) -> tuple[PredictedFolder, Predictor]:
             # As the command does, loaded with the first batch, while the processes for results get ready.
             predictor = Predictor(
                 workload.build_model(), arm=arm, batch=batch, name=model, digest=model,
                 emit=lambda event: print(f"{model}: {event.text}", flush=True),
             )  # fmt: skip
-            config = SegmentPredictConfig(
-                folder=Path(folder) / name, out=Path(folder) / f"{name}-out", formats=formats, batch=batch,
-                workers=args.workers,
-            )  # fmt: skip
-            found = predict_folder(config, predictor=predictor)
-    seconds = found.seconds
-    alone = network_alone(predictor, batch, args.size, 2.0)
-    return {
-        "arm": arm.name,
-        "batch": predictor.batch,
-        "tuned": {"arm": tuned, "batch": batch} if tuned else None,
-        "load_s": predictor.load_s,
-        "pictures": found.num_images,
-        "objects": found.num_objects,
-        "seconds": seconds,
-        "pictures_per_s": found.num_images / seconds["wall"],
-        "network_alone_per_s": alone,
-        "of_network_alone": found.num_images / seconds["wall"] / alone,
-        "results_share": seconds["results"] / seconds["wall"],
-        "one_picture": one_picture(predictor, args.size, formats),
-    }
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                config = SegmentPredictConfig(
+                    folder=pictures, out=Path(out), formats=formats, batch=batch, workers=args.workers
+                )
+                return predict_folder(config, predictor=predictor), predictor
+
+        predict(folder / "warm", tuple(args.formats[0].split(",")))
+        for formats in (tuple(one.split(",")) for one in args.formats):
+            found, predictor = predict(folder / "pictures", formats)
+            alone = network_alone(predictor, batch, args.size, 2.0)
+            yield {
+                "arm": arm.name,
+                "batch": predictor.batch,
+                "formats": formats,
+                "tuned": {"arm": tuned, "batch": batch} if tuned else None,
+                "load_s": predictor.load_s,
+                "pictures": found.num_images,
+                "objects": found.num_objects,
+                "seconds": found.seconds,
+                "pictures_per_s": found.num_images / found.seconds["wall"],
+                "network_alone_per_s": alone,
+                "of_network_alone": found.num_images / found.seconds["wall"] / alone,
+                "results_share": found.seconds["results"] / found.seconds["wall"],
+                "one_picture": one_picture(predictor, args.size, formats),
+            }
 
 
 def tell(model: str, answer: dict[str, Any]) -> None:
@@ -181,7 +187,8 @@ def tell(model: str, answer: dict[str, Any]) -> None:
     shares = ", ".join(f"{name} {answer['seconds'][name] / wall:.0%}" for name in ("read", "network", "results"))
     each = "  ".join(f"{name} {value:.4g}" for name, value in answer["one_picture"].items())
     word = "reached" if answer["results_share"] <= ASKED_SHARE else "MISSED"
-    print(f"{model}, {answer['arm']} at batch {answer['batch']}: {answer['pictures_per_s']:.1f} pictures/s ({shares}), "
+    arm, formats = f"{answer['arm']} at batch {answer['batch']}", ",".join(answer["formats"])
+    print(f"{model}, {arm}, {formats}: {answer['pictures_per_s']:.1f} pictures/s ({shares}), "
           f"{answer['of_network_alone']:.0%} of the {answer['network_alone_per_s']:.1f} of the network alone; results "
           f"at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}", flush=True)  # fmt: skip
 
@@ -197,7 +204,7 @@ def main() -> int:
     parser.add_argument(
         "--batch-sizes", type=Path, help="of 'hotlap tune --export': its batch, and its arm without --arm"
     )
-    parser.add_argument("--formats", default="labels,csv")
+    parser.add_argument("--formats", nargs="+", default=["labels,csv"], help="one set or several")
     parser.add_argument("--steps", type=int, default=300, help="learned before; at most a minute")
     parser.add_argument("--weights", default="", help="file of weights, as segment-train/{model}/weights.pt")
     parser.add_argument("--workers", type=int, default=0)
@@ -206,9 +213,10 @@ def main() -> int:
     args = parser.parse_args()
     config, environment = {name: str(value) for name, value in vars(args).items()}, encode(capture())
     for model in args.models.split(","):
-        answer = one_model(args, model)
-        tell(model, answer)
-        add_result(args.out, "models", model, {**answer, "config": config, "environment": environment})
+        for answer in one_model(args, model):
+            tell(model, answer)
+            name = f"{model}, {','.join(answer['formats'])}"
+            add_result(args.out, "models", name, {**answer, "config": config, "environment": environment})
     return 0
 
 

@@ -29,9 +29,13 @@ def test_the_tuned_arm_and_batch_are_run_and_stated(segment_folder, tmp_path, mo
     options = {"models": "unet", "width": 2, "size": 64, "pictures": 13, "steps": 0, "workers": 1, "device": "cpu"}
     files = {"batch-sizes": tmp_path / "batch_sizes.json", "out": tmp_path / "out.json"}
     words = [f"--{name}={value}" for name, value in {**options, **files}.items()]
+    words += ["--formats", "labels,csv", "labels,csv,geojson"]
     monkeypatch.setattr("sys.argv", ["segment_folder", *words, *given])
     monkeypatch.setattr(segment_folder, "network_alone", lambda *given: 1.0)
     assert segment_folder.main() == 0
-    said = json.loads((tmp_path / "out.json").read_text())["models"]["unet"]
+    answers = json.loads((tmp_path / "out.json").read_text())["models"]
+    assert list(answers) == ["unet, labels,csv", "unet, labels,csv,geojson"]
+    said = answers["unet, labels,csv,geojson"]
+    assert said["formats"] == ["labels", "csv", "geojson"]
     assert (said["arm"], said["batch"], said["pictures"]) == (arm, 3, 15)
     assert said["tuned"] == {"arm": "cpu:channels_last", "batch": 3} and said["load_s"] > 0
