@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -85,17 +84,13 @@ def test_damaged_micrographs(name, tmp_path):
 
 def outline_files() -> dict[str, bytes]:
     found = outlines(LABELS, tolerance=0.5)
-    coco = coco_document(*([part] if n == 0 else part for n, part in enumerate(_coco())), "cell")
+    coco = coco_document([coco_image(CocoImage("a.png", LABELS, [0.5, 0.25]))], "cell")
     return {
         "a.zip": write_rois(found),
         "a.geojson": write_geojson(found, {1: {"area": 3.0}, 2: {"area": 4.0}}, "cell").encode(),
         "a.txt": write_yolo(found, SIDE, SIDE).encode(),
-        "a.json": json.dumps(coco).encode(),
+        "a.json": coco.encode(),
     }
-
-
-def _coco():
-    return coco_image(CocoImage("a.png", LABELS, [0.5, 0.25], None), 1, 1)
 
 
 READERS = {

@@ -509,7 +509,7 @@ def test_maps_are_given_back_once_copied_and_pictures_sent_only_where_they_are_s
             box = [array]
             del array
             entry = processes.finish(work, Facts(str(n), f"{n}.png", "", 1), box, picture)
-            assert len(entry["rows"]) == 2 and not box
+            assert entry["num_objects"] == 2 and not box
     (first, _), (second, gone), (third, _) = sent
     assert gone == [True, True] and [question[2] for question, _ in sent] == [None] * 3
     assert first[1].data_ptr() == second[1].data_ptr() != third[1].data_ptr(), "memory is used again for one size"

@@ -108,18 +108,51 @@ def test_objects_are_outlined_only_for_formats_that_hold_outlines(folder, kind, 
     assert got and all(content == want[name] for name, content in got.items() if not name.endswith((".xlsx", ".zip")))
 
 
-def test_what_an_earlier_version_finished_is_in_the_table(folder):
-    """Its notes hold rows, and no lines made of them."""
-    config = settings(folder, formats=("labels", "csv"))
+@pytest.mark.parametrize("had_lines", [False, True])
+def test_what_an_earlier_version_finished_is_in_the_tables(folder, had_lines):
+    """Its notes hold rows and annotations, first no lines made of them, and the names of files alone."""
+    config = settings(folder, formats=("labels", "csv", "coco"))
     predict_folder(config, predictor=bright_predictor())
-    table = (config.out / "objects.csv").read_bytes()
-    for note in (config.out / "done").glob("*.json"):
+    tables = {path: path.read_bytes() for path in (config.out / "objects.csv", config.out / "coco.json")}
+    told = json.loads(tables[config.out / "coco.json"])
+    for number, note in enumerate(sorted((config.out / "done").glob("*.json")), start=1):
         entry = json.loads(note.read_text())
-        assert entry.pop("csv").count("\n") == len(entry["rows"])
+        rows = [line.split(",")[2:] for line in entry["csv"].splitlines()]
+        assert len(rows) == entry.pop("num_objects") > 0
+        entry |= {"rows": [[_number(word) for word in row] for row in rows], "files": list(entry["files"])}
+        if not had_lines:
+            del entry["csv"]
+        of_image = [one for one in told["annotations"] if one["image_id"] == number]
+        entry["coco"] = [{"id": 0, **entry["coco"][0]}, [{**one, "id": 7, "image_id": 0} for one in of_image]]
         note.write_text(json.dumps(entry))
-    (config.out / "objects.csv").unlink()
+    for table in tables:
+        table.unlink()
     answer = predict_folder(config, predictor=bright_predictor())
-    assert answer.num_before == 3 and (config.out / "objects.csv").read_bytes() == table
+    assert answer.num_before == 3 and {table: table.read_bytes() for table in tables} == tables
+
+
+def _number(word):
+    try:
+        return int(word)
+    except ValueError:
+        return word if word == "px" else float(word)
+
+
+@pytest.mark.parametrize(("size", "later", "again"), [(0, False, 1), (0, True, 0), (50, False, 1), (None, False, 1)])
+def test_a_file_that_a_power_cut_left_unfinished_is_written_again(folder, size, later, again):
+    """Results are not waited for until they are on the disk; what somebody has changed since stays."""
+    config = settings(folder, formats=("labels", "yolo"))
+    predict_folder(config, predictor=bright_predictor())
+    victim, note = config.out / "labels" / "b.tif", config.out / "done" / "b.json"
+    whole = victim.read_bytes()
+    if size is None:
+        victim.unlink()
+    else:
+        victim.write_bytes(whole[:size])
+        when = note.stat().st_mtime_ns + (10**9 if later else 0)
+        os.utime(victim, ns=(when, when))
+    assert predict_folder(config, predictor=bright_predictor()).num_images == again
+    assert victim.read_bytes() == (whole if again else b"")
 
 
 def chunk(kind, data):
@@ -276,10 +309,10 @@ def test_results_of_other_settings_are_never_taken_for_finished_ones(folder, mon
     predict_folder(few, predictor=bright_predictor())
     whole, write = contents(few.out), done.write_atomic
 
-    def full(path, content):
+    def full(path, content, **given):
         if path.name == "a.txt":
             raise StorageError(f"cannot write {path}: No space left on device")
-        write(path, content)
+        write(path, content, **given)
 
     monkeypatch.setattr(done, "write_atomic", full)
     with pytest.raises(StorageError, match="No space left"):

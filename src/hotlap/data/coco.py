@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,30 +27,31 @@ class CocoImage:
     """From 0, where the file holds several."""
 
 
-def label_runs(labels: np.ndarray) -> dict[int, list[int]]:  # [H, W]
-    """Run lengths of each label, column by column: pixels outside, inside, outside, ...; their sum is all pixels."""
-    flat = np.asarray(labels).T.ravel()
-    starts = np.flatnonzero(np.diff(flat, prepend=flat[:1] - 1))
-    lengths = np.diff(starts, append=flat.size)
-    whose = flat[starts]
-    order = np.argsort(whose, kind="stable")
-    order = order[whose[order] != 0]
-    bounds = np.flatnonzero(np.diff(whose[order], prepend=0))
-    found = {}
-    for part in np.split(order, bounds[1:]) if len(order) else []:
-        begins, ends = starts[part], starts[part] + lengths[part]
-        counts = np.empty(2 * len(part), np.int64)
-        counts[0::2] = begins - np.concatenate([[0], ends[:-1]])
-        counts[1::2] = lengths[part]
-        tail = flat.size - int(ends[-1])
-        found[int(whose[part[0]])] = [*counts.tolist(), *([tail] if tail else [])]
-    return found
+class Runs(NamedTuple):
+    """The runs of pixels of a picture's objects, counted down its columns; those of one object stand together."""
+
+    first: np.ndarray  # [n + 1]
+    """Where the runs of each object begin, and where the last ones end."""
+    begin: np.ndarray  # [r]
+    end: np.ndarray  # [r]
+    label: np.ndarray  # [n]
 
 
-def compress_runs(runs: Sequence[Sequence[int]]) -> list[str]:
-    """Run lengths of each object as COCO's text: differences from the run before the last, five bits a character."""
-    sizes = np.array([len(counts) for counts in runs], np.int64)
-    values = np.array([count for counts in runs for count in counts], np.int64)
+def label_runs(labels: np.ndarray) -> Runs:  # [H, W]
+    """The runs of each label but 0."""
+    height, width = labels.shape
+    # Where a pixel differs from the one above it: turning the picture, to see its columns, takes five times as long.
+    down, across = np.flatnonzero(labels[1:] != labels[:-1]), np.flatnonzero(labels[0, 1:] != labels[-1, :-1])
+    begin = np.sort(np.concatenate([[0], down % width * height + down // width + 1, (across + 1) * height]))
+    end, whose = np.append(begin[1:], labels.size), labels[begin % height, begin // height]
+    order = np.argsort(whose, kind="stable")[np.count_nonzero(whose == 0) :]
+    first = np.flatnonzero(np.diff(whose[order], prepend=0))
+    return Runs(np.append(first, len(order)), begin[order], end[order], whose[order][first])
+
+
+def compress_runs(runs: Runs, num_pixels: int) -> list[str]:
+    """Run lengths of each object, outside, inside, outside, ..., as COCO's text: see ``expand_runs``."""
+    values, sizes = _lengths(runs, num_pixels)
     place = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     late = np.flatnonzero(place > 2)
     values[late] -= values.copy()[late - 2]
@@ -63,16 +64,24 @@ def compress_runs(runs: Sequence[Sequence[int]]) -> list[str]:
         letters.append(bits + 48 + 32 * more)
         used.append(going)
         going = going & more
-    if not letters:
-        return ["" for _ in runs]
     mask = np.stack(used, axis=1)
     text = np.stack(letters, axis=1)[mask].astype(np.uint8).tobytes().decode("ascii")
-    ends = np.concatenate([[0], np.cumsum(mask.sum(1))])[np.concatenate([[0], np.cumsum(sizes)])].tolist()
+    ends = np.append(0, np.cumsum(mask.sum(1)))[np.append(0, np.cumsum(sizes))].tolist()
     return [text[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
+def _lengths(runs: Runs, num_pixels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths from the picture's first pixel to its last, of one object after the other, and how many are of each."""
+    before = np.append(0, runs.end[:-1])
+    before[runs.first[:-1]] = 0
+    inside = np.stack([runs.begin - before, runs.end - runs.begin], axis=1).ravel()
+    tail = num_pixels - runs.end[runs.first[1:] - 1]
+    has_tail = tail > 0
+    return np.insert(inside, 2 * runs.first[1:][has_tail], tail[has_tail]), 2 * np.diff(runs.first) + has_tail
+
+
 def expand_runs(text: str) -> list[int]:
-    """The run lengths that a text spells."""
+    """The run lengths that a text spells: differences from the run before the last, five bits a character."""
     counts: list[int] = []
     at = 0
     while at < len(text):
@@ -99,51 +108,56 @@ def runs_to_mask(counts: Sequence[int], height: int, width: int) -> np.ndarray: 
     return np.ascontiguousarray(inside.reshape(width, height).T)
 
 
-def coco_image(
-    image: CocoImage, number: int, first_id: int, category: int = 1
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The entries of one image: itself and its annotations, numbered from ``first_id``."""
+def coco_image(image: CocoImage) -> tuple[dict[str, Any], str]:
+    """The entry of one image, and its annotations, each a line of JSON; ``coco_document`` numbers both."""
     height, width = image.labels.shape
-    annotations: list[dict[str, Any]] = []
+    entry = {"file_name": image.file_name, "width": width, "height": height}
     runs = label_runs(image.labels)
-    for (label, counts), text in zip(runs.items(), compress_runs(list(runs.values())), strict=True):
-        annotations.append(
-            {
-                "id": first_id + len(annotations),
-                "image_id": number,
-                "category_id": category,
-                "segmentation": {"size": [height, width], "counts": text},
-                "area": int(sum(counts[1::2])),
-                "bbox": _box(counts, height),
-                "iscrowd": 0,
-                "score": round(float(image.scores[label - 1]), 6) if label <= len(image.scores) else None,
-            }
-        )
-    entry = {"id": number, "file_name": image.file_name, "width": width, "height": height}
-    return entry if image.page is None else {**entry, "page": image.page}, annotations
+    lines = []
+    if len(runs.label):
+        areas = np.add.reduceat(runs.end - runs.begin, runs.first[:-1]).tolist()
+        told = zip(runs.label.tolist(), compress_runs(runs, width * height), areas, _boxes(runs, height), strict=True)
+        for label, text, area, box in told:
+            score = round(float(image.scores[label - 1]), 6) if label <= len(image.scores) else None
+            counts = text.replace("\\", "\\\\")  # of its characters the one that JSON has another use for
+            lines.append(
+                f'"category_id": 1, "segmentation": {{"size": [{height}, {width}], "counts": "{counts}"}}, '
+                f'"area": {area}, "bbox": {box}, "iscrowd": 0, "score": {json.dumps(score, allow_nan=False)}}}\n'
+            )
+    return entry if image.page is None else {**entry, "page": image.page}, "".join(lines)
 
 
-def _box(counts: Sequence[int], height: int) -> list[int]:
-    """Left, top, width and height of what run lengths mark."""
-    firsts = list(itertools.accumulate(counts))[:-1:2]
-    top, bottom, left, right = height, -1, firsts[0] // height, 0
-    for first, count in zip(firsts, counts[1::2], strict=True):
-        last = first + count - 1
-        right = last // height
-        # A run that goes on into the next column reaches the last row of one and the first of the other.
-        over = first // height != right
-        top, bottom = min(top, 0 if over else first % height), max(bottom, height - 1 if over else last % height)
-    return [left, top, right - left + 1, bottom - top + 1]
+def _boxes(runs: Runs, height: int) -> list[list[int]]:
+    """Left, top, width and height of each object."""
+    first, last = runs.begin, runs.end - 1
+    left, right = first // height, last // height
+    # A run that goes on into the next column reaches the last row of one and the first of the other.
+    over, begins = left != right, runs.first[:-1]
+    top = np.minimum.reduceat(np.where(over, 0, first % height), begins)
+    bottom = np.maximum.reduceat(np.where(over, height - 1, last % height), begins)
+    left, right = np.minimum.reduceat(left, begins), np.maximum.reduceat(right, begins)
+    boxes: list[list[int]] = np.stack([left, top, right - left + 1, bottom - top + 1], axis=1).tolist()
+    return boxes
 
 
-def coco_document(images: list[dict[str, Any]], annotations: list[dict[str, Any]], category: str) -> dict[str, Any]:
-    """A whole COCO file."""
-    return {
-        "info": {"description": "written by hotlap segment predict"},
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": 1, "name": category, "supercategory": ""}],
-    }
+def coco_document(images: Iterable[tuple[Mapping[str, Any], str]], category: str) -> str:
+    """A whole COCO file, of what ``coco_image`` gives for each; numbers are from 1."""
+    entries: list[str] = []
+    annotations: list[str] = []
+    for number, (entry, lines) in enumerate(images, start=1):
+        entries.append(json.dumps({"id": number, **entry}))
+        begin = len(annotations) + 1
+        annotations += [
+            f'{{"id": {n}, "image_id": {number}, {line}' for n, line in enumerate(lines.splitlines(), start=begin)
+        ]
+    info = json.dumps({"description": "written by hotlap segment predict"})
+    categories = json.dumps([{"id": 1, "name": category, "supercategory": ""}])
+    parts = {"info": info, "images": _array(entries), "annotations": _array(annotations), "categories": categories}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in parts.items()) + "}\n"
+
+
+def _array(items: Sequence[str]) -> str:
+    return "[" + ",\n".join(items) + "]"
 
 
 def read_coco(path: Path) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,28 +32,37 @@ _MOST_CORNERS = 65535
 def write_rois(outlines: Sequence[Outline]) -> bytes:
     """The zip of a picture's regions, named by label; the same outlines always give the same bytes."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for outline in outlines:
-            entry = zipfile.ZipInfo(f"{outline.label:05d}.roi", (1980, 1, 1, 0, 0, 0))
-            archive.writestr(entry, roi_bytes(outline), zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for outline, content in zip(outlines, _regions(outlines), strict=True):
+            archive.writestr(zipfile.ZipInfo(f"{outline.label:05d}.roi", (1980, 1, 1, 0, 0, 0)), content)
     return buffer.getvalue()
 
 
-def roi_bytes(outline: Outline) -> bytes:
-    """One region's file."""
-    every = np.concatenate([part.outer for part in outline.parts])
-    (left, top), (right, bottom) = every.min(0), every.max(0)
-    plain = len(outline.parts) == 1 and not outline.parts[0].holes and max(right, bottom) <= _MOST
-    plain = plain and len(every) <= _MOST_CORNERS and bool((every == np.round(every)).all())
-    box = tuple(int(min(side, _MOST)) for side in (top, left, bottom, right))
-    if plain:
-        ring = outline.parts[0].outer - (left, top)
-        is_traced = bool((np.roll(ring, -1, axis=0) == ring).any(1).all())
-        kind, num_corners, num_steps = _TRACED if is_traced else _POLYGON, len(ring), 0
-        body = ring.T.round().astype(">i2").tobytes()
-    else:
-        path = [value for part in outline.parts for ring in (part.outer, *part.holes) for value in _path(ring)]
-        kind, num_corners, num_steps, body = _RECTANGLE, 0, len(path), np.array(path, ">f4").tobytes()
+def _regions(outlines: Sequence[Outline]) -> Iterator[bytes]:
+    """Each region's file; what numpy can see of all corners together takes a tenth of the time of one by one."""
+    if not outlines:
+        return
+    rings = [part.outer for outline in outlines for part in outline.parts]
+    corners, ends = np.concatenate(rings), np.cumsum([0, *map(len, rings)])
+    after = np.roll(corners, -1, axis=0)
+    after[ends[1:] - 1] = corners[ends[:-1]]
+    begins = ends[:-1][np.cumsum([0, *(len(outline.parts) for outline in outlines)])[:-1]]
+    low, high = np.minimum.reduceat(corners, begins), np.maximum.reduceat(corners, begins)
+    whole = np.logical_and.reduceat((corners == np.round(corners)).all(1), begins).tolist()
+    traced = np.logical_and.reduceat((after == corners).any(1), begins).tolist()
+    boxes = np.minimum(np.stack([low[:, 1], low[:, 0], high[:, 1], high[:, 0]], axis=1), _MOST).astype(int).tolist()
+    for number, outline in enumerate(outlines):
+        outer = outline.parts[0].outer
+        plain = whole[number] and len(outline.parts) == 1 and not outline.parts[0].holes
+        if plain and high[number].max() <= _MOST and len(outer) <= _MOST_CORNERS:
+            body = (outer - low[number]).T.astype(">i2").tobytes()
+            yield _region(_TRACED if traced[number] else _POLYGON, boxes[number], len(outer), 0, body)
+        else:
+            path = [value for part in outline.parts for ring in (part.outer, *part.holes) for value in _path(ring)]
+            yield _region(_RECTANGLE, boxes[number], 0, len(path), np.array(path, ">f4").tobytes())
+
+
+def _region(kind: int, box: Sequence[int], num_corners: int, num_steps: int, body: bytes) -> bytes:
     counts = num_corners, bytes(16), 0, num_steps, bytes(20), _HEADER.size + len(body)
     return _HEADER.pack(b"Iout", VERSION, kind, 0, *box, *counts) + body + _SECOND_HEADER
 

@@ -17,13 +17,25 @@ from hotlap.data.outline import Outline, Polygon, keyhole
 
 def write_yolo(outlines: Sequence[Outline], height: int, width: int, category: int = 0) -> str:
     """The lines of one picture's label file; an object in several parts has a line for each."""
-    size = np.array([width, height], np.float64)
+    across, down = _Shares(width), _Shares(height)
     lines = []
     for outline in outlines:
         for part in outline.parts:
-            shares = (keyhole(part) / size).ravel()
-            lines.append(f"{category} " + " ".join(f"{share:.8g}" for share in shares))
-    return "".join(line + "\n" for line in lines)
+            corners = " ".join([f"{across[x]} {down[y]}" for x, y in keyhole(part).tolist()])
+            lines.append(f"{category} {corners}\n")
+    return "".join(lines)
+
+
+class _Shares(dict[float, str]):
+    """What to write for a coordinate; they are few, and each comes again and again."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self._side = side
+
+    def __missing__(self, coordinate: float) -> str:
+        self[coordinate] = text = f"{coordinate / self._side:.8g}"
+        return text
 
 
 def read_yolo(path: Path, height: int, width: int) -> list[Outline]:

@@ -102,8 +102,11 @@ def folder_name(name: str) -> str:
     return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind."""
+def write_atomic(path: Path, content: str | bytes, *, synced: bool = True) -> None:
+    """``path`` holds ``content`` whole, or what it held before; a failure leaves nothing behind.
+
+    Not ``synced``, the disk is not waited for: a power cut soon after, and that alone, may leave less.
+    """
     # Not tempfile: its files are for their owner alone, and the umask can be asked for only by changing it for all
     # threads. A name may be as long as a name can be.
     temporary = path.parent / f".{path.name[:32]}.{secrets.token_hex(8)}"
@@ -111,7 +114,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with open(temporary, "xb") as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except FileNotFoundError as error:
         raise StorageError(

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from hotlap.base.errors import DataError, StorageError
 from hotlap.data.micrograph import MICROSCOPES, SUFFIXES, page_name
 from hotlap.records.run import write_atomic
+from hotlap.segment.exports import up_to_date
 
 FOLDER = "done"
 STACKS = (".tif", ".tiff")
@@ -113,22 +115,31 @@ class Done:
 
     def _entry(self, name: str, digest: str | None) -> dict[str, Any] | None:
         """What was noted of a picture, if it still holds and its files are there."""
+        note = self.out / FOLDER / f"{name}.json"
         try:
-            entry: dict[str, Any] = json.loads((self.out / FOLDER / f"{name}.json").read_bytes())
+            entry: dict[str, Any] = json.loads(note.read_bytes())
+            same = digest in (None, entry.get("digest")) and entry.get("settings") == self.settings
+            if not same:
+                return None
+            entry, noted = up_to_date(entry), note.stat().st_mtime_ns
+            whole = all(_is_whole(self.out / file, size, noted) for file, size in entry["files"].items())
         except (OSError, ValueError):
             return None
-        same = digest in (None, entry.get("digest")) and entry.get("settings") == self.settings
-        return entry if same and all((self.out / file).is_file() for file in entry["files"]) else None
+        return entry if whole else None
 
     def write(self, entry: dict[str, Any], files: Mapping[str, bytes | str]) -> None:
-        """Writes a picture's files and then that it is finished; DataError where its name is too long for them."""
+        """Writes a picture's files and then that it is finished; DataError where its name is too long for them.
+
+        The disk is not waited for, several times a picture: what a power cut left empty is seen by its size.
+        """
         note = self.out / FOLDER / f"{entry['name']}.json"
-        noted = {**entry, "settings": self.settings, "files": list(files)}
+        contents = {name: made if isinstance(made, bytes) else made.encode() for name, made in files.items()}
+        noted = {**entry, "settings": self.settings, "files": {name: len(made) for name, made in contents.items()}}
         try:
             self._make_way(note, files)
-            for name, content in files.items():
-                write_atomic(self.out / name, content)
-            write_atomic(note, json.dumps(noted) + "\n")
+            for name, content in contents.items():
+                write_atomic(self.out / name, content, synced=False)
+            write_atomic(note, json.dumps(noted) + "\n", synced=False)
         except StorageError as error:
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.ENAMETOOLONG:
                 raise
@@ -148,3 +159,9 @@ class Done:
                 f"cannot write {str(path)!r}: {error.strerror or error}",
                 remedy="Remove what is in the way, or choose another folder",
             ) from error
+
+
+def _is_whole(path: Path, size: int | None, noted: int) -> bool:
+    """Whether a file is as large as it was written, where that is known, or was changed after that was noted."""
+    found = path.stat()
+    return stat.S_ISREG(found.st_mode) and (size in (None, found.st_size) or found.st_mtime_ns > noted)

@@ -60,15 +60,31 @@ def picture_entry(
 ) -> dict[str, Any]:
     """What the files of all pictures need to know of one; ``page`` where its file holds several.
 
-    Lines of CSV are made here, picture by picture and beside the network: a quarter of a million of them take seconds.
+    Lines of text are made here, picture by picture and beside the network: a quarter of a million of them take seconds.
     """
-    entry: dict[str, Any] = {"name": name, "file_name": file_name, "rows": [tuple(m) for m in found.objects]}
-    if "csv" in formats:
-        entry["csv"] = csv_lines(_named(entry))
+    entry: dict[str, Any] = {"name": name, "file_name": file_name, "num_objects": len(found.objects)}
+    if "csv" in formats or "xlsx" in formats:
+        rows = [(name, file_name, *measured) for measured in found.objects]
+        entry |= {"csv": csv_lines(rows)} if "csv" in formats else {}
+        entry |= {"xlsx": rows} if "xlsx" in formats else {}
     if "coco" in formats:
         image = CocoImage(file_name, found.labels, [m.confidence for m in found.objects], page)
-        entry["coco"] = coco_image(image, 0, 0)
+        entry["coco"] = coco_image(image)
     return entry
+
+
+def up_to_date(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as it is now, of one that an earlier version may have noted: with rows and no lines made of them."""
+    if isinstance(entry["files"], dict):
+        return entry
+    rows = [(entry["name"], entry["file_name"], *row) for row in entry["rows"]]
+    files = dict.fromkeys(entry["files"])  # their sizes were not noted
+    made = {"num_objects": len(rows), "xlsx": rows, "csv": entry.get("csv") or csv_lines(rows), "files": files}
+    if "coco" in entry:
+        image, annotations = entry["coco"]
+        plain = ({key: a[key] for key in a if key not in ("id", "image_id")} for a in annotations)
+        made["coco"] = ({k: image[k] for k in image if k != "id"}, "".join(json.dumps(a)[1:] + "\n" for a in plain))
+    return {**entry, **made}
 
 
 def write_tables(out: Path, entries: Sequence[Mapping[str, Any]], formats: Iterable[str], category: str) -> list[Path]:
@@ -84,26 +100,8 @@ def write_tables(out: Path, entries: Sequence[Mapping[str, Any]], formats: Itera
 def table(kind: str, entries: Sequence[Mapping[str, Any]], category: str) -> str | bytes:
     """The content of one file of all pictures together."""
     if kind == "coco":
-        return json.dumps(_merged(entries, category), allow_nan=False) + "\n"
+        return coco_document((entry["coco"] for entry in entries), category)
     columns = ("image", "file", *COLUMNS)
-    if kind == "csv":  # what was finished by an earlier version has rows alone
-        lines = (entry["csv"] if "csv" in entry else csv_lines(_named(entry)) for entry in entries)
-        return csv_lines([columns]) + "".join(lines)
-    return write_xlsx(columns, [row for entry in entries for row in _named(entry)])
-
-
-def _named(entry: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of one picture with its name and that of its file."""
-    return [(entry["name"], entry["file_name"], *row) for row in entry["rows"]]
-
-
-def _merged(entries: Sequence[Mapping[str, Any]], category: str) -> dict[str, Any]:
-    """The COCO document of all pictures, numbered anew."""
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for entry in entries:
-        image, found = entry["coco"]
-        images.append({**image, "id": len(images) + 1})
-        for annotation in found:
-            annotations.append({**annotation, "id": len(annotations) + 1, "image_id": len(images)})
-    return coco_document(images, annotations, category)
+    if kind == "csv":
+        return csv_lines([columns]) + "".join(entry["csv"] for entry in entries)
+    return write_xlsx(columns, [row for entry in entries for row in entry["xlsx"]])

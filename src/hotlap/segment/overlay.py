@@ -18,9 +18,9 @@ _COLOURS = np.array(
 
 def draw_overlay(picture: np.ndarray, labels: np.ndarray) -> np.ndarray:  # [H, W, 3] uint8, [H, W] -> as the picture
     """The picture with the border pixels of each object in a colour of its own, neighbours mostly in others."""
-    edge = edges(labels)
+    edge = np.flatnonzero(edges(labels))
     drawn = picture.copy()
-    drawn[edge] = _COLOURS[labels[edge] % len(_COLOURS)]
+    drawn.reshape(-1, 3)[edge] = _COLOURS[labels.ravel()[edge] % len(_COLOURS)]
     return drawn
 
 

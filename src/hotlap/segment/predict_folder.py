@@ -177,7 +177,7 @@ def _predict(
     return PredictedFolder(
         num_images=len(entries) - tally.num_before,
         num_before=tally.num_before,
-        num_objects=sum(len(entry["rows"]) for entry in entries),
+        num_objects=sum(entry["num_objects"] for entry in entries),
         bad=tally.bad,
         files=tuple(str(path) for path in tables),
         out=str(config.out),
