@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotlap.measure.arms import ArmSpec, parse_arm
+from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.protocol import numeric_class
-from hotlap.tools.tune.rows import Config, GateRow, Row
+from hotlap.tools.tune.rows import OUT_OF_BUDGET, Config, GateRow, Row
 
 SPEED = {"fp32": 1.0, "tf32": 1.8, "bf16": 3.0, "fp16": 2.9}
 
@@ -35,6 +36,8 @@ class Machine:
     """How much longer a whole process takes, or a turn of all that take turns: what else the machine does."""
     ends: Callable[[Config, int], str] = lambda config, rung: "ok"
     """A status other than ok for a trial that does not run."""
+    budget: Budget | None = None
+    """Says how long a trial lives whose end is out of budget: one that hangs."""
     wrong: Callable[[ArmSpec], bool] = lambda arm: False
     trial_s: float = 5.0
     compile_s: float = 20.0
@@ -70,6 +73,8 @@ class Machine:
         cost = (self.compile_s if arm.compile else self.trial_s) + 0.5 * 3**rung
         common = {"stage": stage, "arm": config.arm, "batch": config.batch, "rung": rung, "attempt": attempt,
                   "tail": tail, "seconds": cost}  # fmt: skip
+        if status == OUT_OF_BUDGET and self.budget is not None:
+            common["seconds"] = self.budget.trial_life(self, config, rung, gate_batch=4, last=bool(tail))
         if status != "ok":
             return Row(**common, status=status, why=f"{config} ended: {status}")
         rng = random.Random(f"{self.seed} {config} {rung} {attempt}")

@@ -1,4 +1,4 @@
-"""A budget that holds: what hangs is ended with it, what is slow and needed is not."""
+"""A budget that holds: what hangs is ended in time for the winner's last run, what is slow and needed is not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import time
 
 import pytest
+from simulated import Machine
+from test_search import CARD
 
 from hotlap.base.errors import WorkerDied
 from hotlap.measure.nursery import COMPILERS
@@ -15,8 +17,11 @@ from hotlap.tools.tune import TuneConfig, lab, tune
 from hotlap.tools.tune import budget as budgets
 from hotlap.tools.tune.budget import Budget
 from hotlap.tools.tune.config import cut_short
+from hotlap.tools.tune.goal import Goal
 from hotlap.tools.tune.rows import Config, GateRow, Row
 from hotlap.tools.tune.run import _imported_first
+from hotlap.tools.tune.search import Search
+from hotlap.tools.tune.space import make_space
 
 HANGS = "the process was stopped after timeout_s = {}"
 
@@ -46,12 +51,84 @@ def limits(monkeypatch):
     return found
 
 
-def test_a_trial_that_hangs_is_ended_with_the_budget_and_says_so(limits):
+def test_a_trial_that_hangs_is_ended_in_time_for_a_last_run_and_says_so(limits):
     room = laboratory(Budget(seconds=60, rung_seconds=0.5))
-    room.rows = [row(20.0)]
+    room.rows = [row(5.0)]
     died = room.trial("arms", Config("cpu:bf16", 4), rung=0, attempt=0, tail=0)
-    assert limits == [40.0] and died.status == "out of budget"
-    assert died.why == "the budget of 60 s ended it after 40 s; --budget gives it longer"
+    assert limits == [60.0 - 5.0 - (4.5 + 1.5 + 8.0)] and died.status == "out of budget"
+    assert died.why == "the budget of 60 s ended it after 41 s; --budget gives it longer"
+
+
+@pytest.mark.parametrize(
+    ("ran", "kept"),
+    [
+        ([row(5.0)], 4.5 + 1.5 + 8.0),
+        ([row(5.0), row(30.0, arm="cpu:compile")], 29.5 + 1.5 + 8.0),
+        ([row(5.0), row(30.0, arm="cpu:compile", status="failed")], 4.5 + 1.5 + 8.0),
+        ([row(30.0, arm="cpu:compile"), row(5.0)], 29.5 + 1.5 + 8.0),
+    ],
+)
+@pytest.mark.parametrize("arm", ["cpu:bf16", "cpu:bf16+compile"])
+def test_what_is_kept_back_is_the_dearest_last_run_of_those_that_ran_and_a_gate(ran, kept, arm):
+    """Not that of the trial which hangs: it will not win."""
+    room = laboratory(Budget(seconds=300, rung_seconds=0.5))
+    room.rows = list(ran)
+    room.gates = {name: GateRow(arm=name, passed=True, error=0.1, seconds=s) for name, s in (("a", 3.0), ("b", 2.0))}
+    life = room.budget.trial_life(room, Config(arm, 4), 0, gate_batch=4, last=False)
+    assert life == pytest.approx(300.0 - room.budget.spent(room) - kept - 3.0)
+
+
+@pytest.mark.parametrize(("batch", "rung", "expected"), [(8, 0, 4.0), (8, 1, 5.0), (4, 1, 20.0)])
+def test_a_trial_may_take_twice_what_it_is_expected_to_whatever_is_left(limits, batch, rung, expected):
+    """A configuration that ran is expected to take what it took."""
+    room = laboratory(Budget(seconds=40, rung_seconds=0.5))
+    room.rows = [row(20.0), *[row(4.0, batch=2)] * 4]
+    room.trial("final", Config("cpu", batch), rung=rung, attempt=1, tail=0)
+    assert limits == [2 * expected]
+
+
+def test_those_that_take_turns_and_hang_are_ended_in_time_for_a_last_run_too(limits):
+    room = laboratory(Budget(seconds=60, rung_seconds=0.5))
+    for seconds in (5.0, 21.0):
+        room.rows = [row(seconds, arm=arm) for arm in ("cpu:keep_memory", "cpu:bf16+keep_memory")]
+        room.turns("final", [one.config for one in room.rows], rung=0, number=1)
+    assert limits == [60.0 - 10.0 - (4.5 + 1.5 + 8.0), 2 * 42.0]
+
+
+def searched(budget_s, hangs, earlier=()):
+    """The laboratory of a search on a simulated card, on which arms with that word in their names never end."""
+    budget = Budget(seconds=budget_s, rung_seconds=0.5)
+    machine = Machine(budget=budget, ends=lambda config, rung: "out of budget" if hangs in config.arm else "ok")
+    machine.earlier = list(earlier)
+    space = make_space(CARD, mode="train", graphs="on", batch=16)
+    outcome = Search(space, machine, Goal("throughput"), budget).run()
+    assert outcome.confirmed is not None and outcome.confirmed.ok
+    return machine
+
+
+@pytest.mark.parametrize("hangs", ["max-autotune", "reduce-overhead", "cudnn_benchmark", "fp16"])
+def test_a_search_whose_trial_never_ends_ends_within_its_budget(hangs):
+    """The last of the compiled forms lived for all that was left, and gates and the winner's last run came on top."""
+    machine = searched(300.0, hangs)
+    hung = [one for one in machine.rows if not one.ok]
+    assert hung and all(one.status == "out of budget" for one in hung)
+    assert budgets.spent(machine.rows, machine.gates) <= 300.0
+
+
+@pytest.mark.parametrize(("hangs", "trial_s"), [("max-autotune", 20.5), ("fp16", 5.5)])
+def test_whatever_the_budget_a_trial_that_never_ends_costs_no_more_than_a_trial_beyond_it(hangs, trial_s):
+    """One that begins when it is only just afforded may take twice what it is expected to."""
+    found = {budget: searched(float(budget), hangs) for budget in range(30, 700, 10)}
+    over = [budgets.spent(one.rows, one.gates) - s for s, one in found.items() if not all(r.ok for r in one.rows)]
+    assert len(over) > 50 and max(over) <= trial_s
+
+
+def test_a_search_that_goes_on_tries_again_what_its_budget_ended_if_it_has_a_longer_one():
+    short = searched(300.0, "max-autotune")
+    same = searched(300.0, "max-autotune", short.rows)
+    assert same.num_run == 0 and same.rows == short.rows
+    longer = searched(600.0, "never", [one for one in short.rows if one.ok])
+    assert any("max-autotune" in one.arm and one.ok for one in longer.rows) and all(one.ok for one in longer.rows)
 
 
 def test_a_time_limit_shorter_than_the_budget_is_what_ends_a_trial(limits):

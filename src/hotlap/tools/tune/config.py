@@ -37,7 +37,7 @@ class TuneConfig:
     """Milliseconds within which 95% of the steps must end."""
     budget: str = "5m"
     """Time for all trials together, as 90s, 5m or 1h; the winner's last run is kept back from it, and a trial that does
-    not end is ended with it."""
+    not end is ended in time for that."""
     arms: tuple[str, ...] = ()
     """Only these ways to run it, as cuda,cuda:bf16+channels_last; by default all that the device and the model have."""
     device: str = ""
@@ -65,7 +65,7 @@ class TuneConfig:
     gate_steps: int = 5
     """Training steps whose losses the gate compares."""
     timeout_s: float = 180.0
-    """Longest life of one trial, or what is left of the budget; one that hangs is then a row in the table."""
+    """Longest life of one trial, or what the budget leaves for it; one that hangs is then a row in the table."""
     resume: str = field(default="", metadata={"bare": "latest"})
     """Goes on with a search that was cut off: latest, its name or its folder. No trial is repeated."""
     verify: bool = False

@@ -112,7 +112,7 @@ class ProcessLab:
     def _run_turns(self, configs: Sequence[Config], rung: int) -> list[dict[str, Any]]:
         """What to put into the row of each; where one cannot take part, nobody can."""
         costs = [self.budget.cost(self.rows, config, rung) for config in configs]
-        life = max(self.budget.seconds - self.budget.spent(self), sum(costs))
+        life = self.budget.life(self, sum(costs))
         try:
             self._check_room(configs)
             job = self._turns_job(configs, rung)
