@@ -47,11 +47,11 @@ def plain_arms(chosen: str) -> list[str]:
 
 
 def searched(target: str, mode: str, tune: Sequence[str], runs: Path, processes: int) -> dict[str, Any]:
-    """The search and the bench of its choice; without a choice the search alone."""
+    """The search and the bench of its choice; the search alone where there is none, or no processes."""
     search = record_of(runs, ["tune", target, "--for", mode, "--no-store", *tune])
     found = search.extra["tune"]
     answer = {"tune": found, "notes": search.notes, "config": search.config, "environment": encode(search.environment)}
-    if found["winner"] is None:
+    if found["winner"] is None or not processes:
         return answer
     chosen = dataclasses.replace(parse_arm(found["winner"]["arm"]), batch=found["winner"]["batch"]).name
     given = dict(pairwise(tune))
@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("--for", dest="mode", choices=("train", "infer"), default="train")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--processes", type=int, default=5, help="of the bench")
+    parser.add_argument("--processes", type=int, default=5, help="of the bench; 0 leaves it out")
     parser.add_argument("--out", type=Path, default=Path("searched_speed.json"))
     args, tune = parser.parse_known_args()
     answer = searched(args.target, args.mode, tune, args.runs, args.processes)
