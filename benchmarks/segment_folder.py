@@ -5,14 +5,16 @@
 
 A network that has learned drawn cells for some steps, or has the weights of a training (--weights), goes through a
 folder of pictures as ``hotlap segment predict`` does: read, tiles, network, objects told apart, outlined, measured,
-written. Seconds of the main thread are counted as the command counts them: waiting for pictures, in the network,
-waiting for results. ``results`` must be at most 25% of the whole. Beside it stands what one picture's results cost one
-core, step by step, and how many pictures a second the network alone takes at the same batch on the same arm, and which
-share of that the folder reached. A small folder before it warms the machine up and is not counted, and neither is the
-loading of the network. The processes for results get ready meanwhile, which takes seconds: before that they are worked
-out in threads, so that a folder of a hundred pictures is over too soon to show what processes do. With --batch-sizes,
-arm and batch are those that ``hotlap tune`` found. Batches are full and at least four: a single or ragged one shows no
-shares. Each of several sets of formats, as in ``--formats labels,csv labels,csv,overlay``, gets a folder of its own.
+written. First the same folder goes through it with all maps thrown away: what the whole takes longer than that is the
+share of results, which must be at most 25%. Seconds of the main thread are counted as the command counts them: waiting
+for pictures, in the network, waiting for results; where cores are the limit, in which of these it waits says little.
+Beside it stands what one picture's results cost one core, step by step, and how many pictures a second the network
+alone takes at the same batch on the same arm, and which share of that the folder reached. A small folder before it
+warms the machine up and is not counted, and neither is the loading of the network. The processes for results get ready
+meanwhile, which takes seconds: before that they are worked out in threads, so that a folder of a hundred pictures is
+over too soon to show what processes do. With --batch-sizes, arm and batch are those that ``hotlap tune`` found. Batches
+are full and at least four: a single or ragged one shows no shares. Each of several sets of formats, as in ``--formats
+labels,csv labels,csv,overlay``, gets a folder of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -60,16 +63,26 @@ DISTINCT = 8
 """Drawing is slow: pictures are repeated, as links under other names."""
 
 
-def draw_folder(folder: Path, count: int, size: int) -> None:
-    """Pictures of drawn cells as PNG files."""
+class Dropped:
+    """Takes the place of the work on results, and does none."""
+
+    def __init__(self, *_: int) -> None: ...
+
+    def submit(self, *_: Any) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def draw_folder(folder: Path, count: int, size: int, suffix: str) -> None:
+    """Pictures of drawn cells as files: PNG compressed a little, TIFF not at all."""
     folder.mkdir()
     drawn = [draw_cells(n, size=size, seed=0)[0] for n in range(min(count, DISTINCT))]
     for number in range(count):
-        file = folder / f"{number:05d}.png"
+        file = folder / f"{number:05d}{suffix}"
         if number < len(drawn):
-            Image.fromarray(drawn[number]).save(file, compress_level=1)
+            Image.fromarray(drawn[number]).save(file, **({"compress_level": 1} if suffix == ".png" else {}))
         else:
-            os.link(folder / f"{number % len(drawn):05d}.png", file)
+            os.link(folder / f"{number % len(drawn):05d}{suffix}", file)
 
 
 def milliseconds(run: Callable[[], Any], times: int = 5) -> float:
@@ -146,8 +159,8 @@ def one_model(args: argparse.Namespace, model: str) -> Iterator[dict[str, Any]]:
     count = batch * max(FEWEST_BATCHES, -(-args.pictures // batch))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        draw_folder(folder / "warm", batch, args.size)
-        draw_folder(folder / "pictures", count, args.size)
+        draw_folder(folder / "warm", batch, args.size, args.suffix)
+        draw_folder(folder / "pictures", count, args.size, args.suffix)
 
         def predict(pictures: Path, formats: tuple[str, ...]) -> tuple[PredictedFolder, Predictor]:
             # As the command does, loaded with the first batch, while the processes for results get ready.
@@ -162,9 +175,11 @@ def one_model(args: argparse.Namespace, model: str) -> Iterator[dict[str, Any]]:
                 return predict_folder(config, predictor=predictor), predictor
 
         predict(folder / "warm", tuple(args.formats[0].split(",")))
+        with patch("hotlap.segment.predict_folder.Beside", Dropped):
+            without = predict(folder / "pictures", ("labels",))[0].seconds["wall"]
         for formats in (tuple(one.split(",")) for one in args.formats):
             found, predictor = predict(folder / "pictures", formats)
-            alone = network_alone(predictor, batch, args.size, 2.0)
+            alone, wall = network_alone(predictor, batch, args.size, 2.0), found.seconds["wall"]
             yield {
                 "arm": arm.name,
                 "batch": predictor.batch,
@@ -174,10 +189,11 @@ def one_model(args: argparse.Namespace, model: str) -> Iterator[dict[str, Any]]:
                 "pictures": found.num_images,
                 "objects": found.num_objects,
                 "seconds": found.seconds,
-                "pictures_per_s": found.num_images / found.seconds["wall"],
+                "pictures_per_s": found.num_images / wall,
                 "network_alone_per_s": alone,
-                "of_network_alone": found.num_images / found.seconds["wall"] / alone,
-                "results_share": found.seconds["results"] / found.seconds["wall"],
+                "of_network_alone": found.num_images / wall / alone,
+                "without_results_s": without,
+                "results_share": max(0.0, 1 - without / wall),
                 "one_picture": one_picture(predictor, args.size, formats),
             }
 
@@ -190,7 +206,8 @@ def tell(model: str, answer: dict[str, Any]) -> None:
     arm, formats = f"{answer['arm']} at batch {answer['batch']}", ",".join(answer["formats"])
     print(f"{model}, {arm}, {formats}: {answer['pictures_per_s']:.1f} pictures/s ({shares}), "
           f"{answer['of_network_alone']:.0%} of the {answer['network_alone_per_s']:.1f} of the network alone; results "
-          f"at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}", flush=True)  # fmt: skip
+          f"take {answer['results_share']:.0%} of the time, at most {ASKED_SHARE:.0%}: {word}\n  one picture: {each}",
+          flush=True)  # fmt: skip
 
 
 def main() -> int:
@@ -198,6 +215,7 @@ def main() -> int:
     parser.add_argument("--models", default="hrnet,resunet-small,ma-resunet")
     parser.add_argument("--pictures", type=int, default=1024, help="at least; as many more as fill the last batch")
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--suffix", default=".png", choices=(".png", ".tif"))
     parser.add_argument("--width", type=int, default=0)
     parser.add_argument("--arm", default="", help=f"how the network runs; by default tuned, else {ON_CARD}, or cpu")
     parser.add_argument("--batch", type=int, default=8)

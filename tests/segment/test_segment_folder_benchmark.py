@@ -36,6 +36,8 @@ def test_the_tuned_arm_and_batch_are_run_and_stated(segment_folder, tmp_path, mo
     answers = json.loads((tmp_path / "out.json").read_text())["models"]
     assert list(answers) == ["unet, labels,csv", "unet, labels,csv,geojson"]
     said = answers["unet, labels,csv,geojson"]
+    assert said["without_results_s"] > 0 and said["objects"] == answers["unet, labels,csv"]["objects"] > 0
+    assert said["results_share"] == max(0.0, 1 - said["without_results_s"] / said["seconds"]["wall"])
     assert said["formats"] == ["labels", "csv", "geojson"]
     assert (said["arm"], said["batch"], said["pictures"]) == (arm, 3, 15)
     assert said["tuned"] == {"arm": "cpu:channels_last", "batch": 3} and said["load_s"] > 0

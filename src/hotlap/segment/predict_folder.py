@@ -203,10 +203,11 @@ def _run(
     room_bytes = memory_available() or math.inf
     reading = Reading(done=done, most_pixels=config.most_pixels, redo=config.redo, room_bytes=room_bytes)
     read = partial(processes.read, reading) if processes else reading.items
-    # Pictures are asked for and results given away a whole batch at a time; neither shall wait for the other's.
+    # Pictures are asked for and results given away a whole batch at a time; neither shall wait for the other's. Those
+    # who work out results have a batch to go on with while the network is given its next.
     waiting_most = max(2 * workers, tiles.batch)
     reader = Reader(files, read, workers=workers, ahead=waiting_most)
-    beside = Beside(workers, waiting_most)
+    beside = Beside(workers, 2 * waiting_most)
     waiting: dict[int, Loaded] = {}
     many = ManyConfig(split=config.split(), simplify_px=config.simplify_px, um_per_px=config.um_per_px)
     formats, category = config.formats, config.category
