@@ -9,17 +9,18 @@ import torch
 from torch import nn
 
 from hotlap.base.errors import UsageError
+from hotlap.cli.main import run
 from hotlap.device.memory import PeakMemory, is_out_of_memory
 from hotlap.device.nvml import Nvml
 from hotlap.device.precision import set_fp32_precision
 from hotlap.device.probe import device_summary, get_device
 from hotlap.device.timing import FullQueue, time_block, time_host
-from hotlap.measure.arms import parse_arm
+from hotlap.measure.arms import SDPA, parse_arm
 from hotlap.measure.gate import GateKeeper
 from hotlap.measure.process import quiet
 from hotlap.measure.session import Session
 from hotlap.measure.timed import NUM_BLOCKS, ArmTimer, Protocol, time_arms
-from hotlap.records.run import load_record
+from hotlap.records.run import find_runs, load_record
 from hotlap.targets import InputSpec, ModuleWorkload
 from hotlap.tools.bench import BenchConfig, bench
 
@@ -100,6 +101,67 @@ def test_a_step_that_waits_for_the_device_is_an_upper_bound_and_says_so():
 def test_right_answers_are_green_on_the_card(arm, mode):
     gate = GateKeeper(conv_net(), mode=mode, batch=8, steps=3, seed=0).judge(parse_arm(arm))
     assert gate.passed, [c for c in gate.checks if not c.passed]
+
+
+class FreshHead(nn.Module):
+    """Gradients before the head are 0 in the first step, and in fp16 that step overflows at the first loss scales."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(300 * torch.relu(self.body(x)))
+
+
+@pytest.mark.parametrize("arm", ["cuda:fp16", "cuda:fp16+graph", "cuda:fp16+fused", "cuda:fp16+fused+graph"])
+def test_a_first_step_that_overflows_is_made_again_and_counts_once(arm):
+    workload = ModuleWorkload("fresh", FreshHead, [InputSpec((64,))])
+    gate = GateKeeper(workload, mode="train", batch=8, steps=3, seed=0).judge(parse_arm(arm))
+    assert gate.passed, [c for c in gate.checks if not c.passed]
+    made = session(arm, workload)
+    for _ in range(30):
+        made.step()
+    assert made.scaler.get_scale() < 65_536
+
+
+ENCODER = """
+from torch import nn
+
+def net():
+    layers = (nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(3))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 64, 10))
+"""
+
+
+def encoder():
+    found = {}
+    exec(ENCODER, found)
+    return ModuleWorkload("encoder", found["net"], [InputSpec((32, 64))])
+
+
+@pytest.mark.parametrize("option", ["sdpa=math", "sdpa=flash", "sdpa=efficient", "sdpa=cudnn", "recompute"])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_attentions_implementations_and_recomputation_give_the_right_answer(option, mode):
+    if option == "recompute" and mode == "infer":
+        pytest.skip("only training keeps activations")
+    arm = f"cuda:bf16+{option}"
+    gate = GateKeeper(encoder(), mode=mode, batch=8, steps=3, seed=0).judge(parse_arm(arm))
+    assert gate.passed, [c for c in gate.checks if not c.passed]
+
+
+def test_a_search_tries_attentions_implementations_and_recomputation(tmp_path):
+    (tmp_path / "encoder.py").write_text(ENCODER)
+    options = [f"sdpa={kind}" for kind in SDPA] + ["recompute"]
+    arms = ["cuda:bf16", *(f"cuda:bf16+{option}" for option in options)]
+    words = ["--input", "32x64", "--batch", "16", "--budget", "90s", "--seconds", "0.2", "--warmup-seconds", "0.5"]
+    search = ["tune", f"{tmp_path / 'encoder.py'}:net", *words, "--no-store", "--objective", "memory"]
+    assert run([*search, "--arms", ",".join(arms), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
+    (record,) = map(load_record, find_runs(tmp_path / "runs"))
+    found = record.extra["tune"]
+    assert {row["arm"] for row in found["rows"] if row["status"] == "ok"} == set(arms), found["rows"]
+    assert found["winner"]["arm"] in arms and all(gate["passed"] for gate in found["gates"])
 
 
 def test_a_recorded_step_trains_as_a_plain_one_and_follows_its_batches():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import pytest
@@ -274,3 +275,25 @@ def test_gradients_of_complex_weights_keep_their_imaginary_part():
     layer = nn.Linear(2, 1, bias=False, dtype=torch.complex64)
     layer.weight.grad = torch.tensor([[1 + 2j, 3 - 4j]])
     assert gradients_by_name(layer)["weight"].tolist() == [[[1.0, 2.0], [3.0, -4.0]]]
+
+
+def test_what_overflowed_before_a_recording_leaves_the_loss_scale_alone(monkeypatch):
+    """Else the gate takes the first replay for a step that did not count, and judges the gradients of the second."""
+
+    class Recorded:
+        def __init__(self, step, example, **_):
+            made.scaler.scale(torch.ones(()))
+            made.scaler.update(2.0)  # as after overflows of the warm-up
+            self.step = step
+
+        def __call__(self, batch):
+            seen.append(made.scaler.get_scale())
+            return self.step(batch)
+
+    made, seen = session(), []
+    made.spec = parse_arm("cuda:fp16+graph")
+    made.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    monkeypatch.setattr("hotlap.measure.session.GraphedStep", Recorded)
+    monkeypatch.setattr(made, "autocast", contextlib.nullcontext)
+    made.step(), made.step()
+    assert seen == [64.0, 64.0]

@@ -515,6 +515,7 @@ def test_the_smallest_batch_of_a_plateau_is_preferred():
         ({"has_attention": True}, "cuda", {"sdpa=flash", "sdpa=efficient", "sdpa=cudnn", "cudnn_benchmark", "fused"}),
         ({"has_convolutions": False}, "cuda", {"fused"}),
         ({"usable_cores": 8}, "cpu", {"threads=4", "threads=2", "fused"}),
+        ({"has_attention": True, "usable_cores": 2}, "cpu", {"sdpa=math", "threads=1", "fused"}),
         ({"has_convolutions": False, "can_keep_memory": True}, "cuda", {"fused"}),
     ],
 )

@@ -216,14 +216,16 @@ def _switches(plain: ArmSpec, about: Description, mode: str) -> list[Change]:
     found += [{"folded": True}] if mode == "infer" and about.has_norms else []
     found += [{"shuffled": True}] if about.has_block_convolutions else []
     found += [{"unbiased": True}] if mode == "train" and about.has_lost_biases else []
+    if about.has_attention:  # the others of those that a device has: on a CPU flash is what torch takes
+        kinds = ("math",) if plain.device == "cpu" else tuple(kind for kind in SDPA if kind != "math")
+        found += [{"sdpa": kind} for kind in kinds]
     if plain.device == "cpu":
         counts = sorted({about.usable_cores // 2, about.usable_cores // 4} - {0}, reverse=True)
         given_back: list[Change] = [{"keep_memory": False}] if about.can_keep_memory else []
         return found + given_back + [{"threads": count} for count in counts]
     found += [{"cudnn_benchmark": True}] if about.has_convolutions else []
     found += [{"padded": True}] if about.has_odd_channels else []
-    found += [{"kernels": True}] if about.has_kernels else []
-    return found + ([{"sdpa": kind} for kind in SDPA if kind != "math"] if about.has_attention else [])
+    return found + ([{"kernels": True}] if about.has_kernels else [])
 
 
 def _compiled(plain: ArmSpec, about: Description, graphs: str, modes: tuple[str, ...]) -> list[Change]:
