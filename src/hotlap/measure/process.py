@@ -175,14 +175,15 @@ def worker_environment() -> dict[str, str]:
     """The user's environment, with this very hotlap importable even where it is not installed, and bytecode kept."""
     here = str(Path(hotlap.__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    waiting = int(os.environ.get(ON_CARD, 0)) + _holds_context()
-    ours = {"PYTHONPATH": os.pathsep.join(paths), MARK: "1", ON_CARD: str(waiting)}
+    ours = {"PYTHONPATH": os.pathsep.join(paths), MARK: "1", ON_CARD: str(num_on_card())}
     return {**os.environ, **bytecode.keeping(os.environ), **ours}
 
 
-def _holds_context() -> bool:
+def num_on_card() -> int:
+    """How many of this process and of its callers, who only wait for it, a driver counts as processes on its cards."""
     torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    holds_context = torch is not None and bool(torch.cuda.is_initialized())
+    return int(os.environ.get(ON_CARD, 0)) + holds_context
 
 
 def _converse(worker: Worker, job: dict[str, Any], listen: Listen) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,8 @@ from hotlap.base.errors import (
 from hotlap.cli.main import run as command
 from hotlap.cli.show import show_record
 from hotlap.measure import fingerprint
+from hotlap.measure.arms import parse_arm
+from hotlap.measure.process import ON_CARD
 from hotlap.records import run as records_run
 from hotlap.records.codec import decode
 from hotlap.records.environment import capture
@@ -140,6 +143,26 @@ def test_compilation_that_is_left_out_is_told(monkeypatch, given, can_compile, t
     monkeypatch.setattr(tune_run, "describe", lambda *a: dataclasses.replace(real(*a), can_compile=can_compile))
     lines = tune_run.preview(config(device="cpu", **{"arms": (), **given}))
     assert [told in line for line in lines if "left out" in line] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("arm", "processes", "callers", "told"),
+    [
+        ("cuda", [7, 9], 0, ["2 other processes are on cuda"]),
+        ("cuda", [7, 9], 1, ["1 other process is on cuda"]),
+        ("cuda", [7], 1, []),
+        ("cuda", [], 0, []),
+        ("cpu", [7, 9], 0, []),
+    ],
+)
+def test_others_on_the_card_are_told_before_the_first_trial(fake_nvml, monkeypatch, arm, processes, callers, told):
+    """Trials that share it with them are no word on what is fastest once they have gone."""
+    monkeypatch.setenv(ON_CARD, str(callers))
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    running = [SimpleNamespace(pid=pid) for pid in processes]
+    fake_nvml(1, nvmlDeviceGetComputeRunningProcesses=running)
+    said = tune_run._beside(parse_arm(arm), SimpleNamespace(cards=["0000"]))
+    assert [text.partition(" on cuda")[0] + " on cuda" for text in said] == told
 
 
 @pytest.mark.usefixtures("folder")

@@ -10,13 +10,14 @@ from typing import Any
 from hotlap.base import events
 from hotlap.base.errors import ConfigError, HotlapError, StorageError
 from hotlap.base.events import Emit, Event, ignore
-from hotlap.base.format import format_rate, format_target
+from hotlap.base.format import format_count, format_rate, format_target
+from hotlap.device.nvml import Nvml
 from hotlap.device.probe import require_cuda
-from hotlap.measure.arms import COMPILE_MODES, parse_arm
+from hotlap.measure.arms import COMPILE_MODES, ArmSpec, parse_arm
 from hotlap.measure.fingerprint import Question, ask_key
 from hotlap.measure.jobs import Description
 from hotlap.measure.nursery import COMPILERS, Nursery, own_or_lent
-from hotlap.measure.process import Starter, run_job
+from hotlap.measure.process import Starter, num_on_card, run_job
 from hotlap.records.codec import decode, encode
 from hotlap.records.environment import Environment, capture
 from hotlap.records.loading import Claim, loading
@@ -125,6 +126,19 @@ def _uncompiled(config: TuneConfig, space: Space, about: Description) -> list[st
     return [f"compile = {', '.join(left)} is left out: {why}"]
 
 
+def _beside(first: ArmSpec, about: Description) -> list[str]:
+    """What else is at work on the card before the first trial is, and so beside all of them."""
+    if first.device != "cuda":
+        return []
+    with Nvml() as nvml:
+        state = nvml.state(nvml.handle(about.cards[first.index]))
+    num = len(state.processes) - num_on_card() if state is not None else 0
+    if num < 1:
+        return []
+    others = format_count(num, "other process is", "other processes are")
+    return [f"{others} on {first.torch_device}: trials share it with them, each as it happens; best search alone"]
+
+
 def _search(run: _Run) -> RunRecord:
     try:
         run.search()
@@ -224,7 +238,7 @@ class _Run:
         self.profile: TunedProfile | None = None
         self.stored = ""
         self.notes = told_of_loss(config.input, config.mode)
-        for text in cuts(config, space, about):
+        for text in [*cuts(config, space, about), *_beside(space.firsts[0], about)]:
             self._warn(text)
         rows, gates, full = self._begin(sources, claim)
         self.lab = ProcessLab(
