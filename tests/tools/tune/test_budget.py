@@ -62,20 +62,21 @@ def test_a_trial_that_hangs_is_ended_in_time_for_a_last_run_and_says_so(limits):
 @pytest.mark.parametrize(
     ("ran", "kept"),
     [
-        ([row(5.0)], 4.5 + 1.5 + 8.0),
-        ([row(5.0), row(30.0, arm="cpu:compile")], 29.5 + 1.5 + 8.0),
-        ([row(5.0), row(30.0, arm="cpu:compile", status="failed")], 4.5 + 1.5 + 8.0),
-        ([row(30.0, arm="cpu:compile"), row(5.0)], 29.5 + 1.5 + 8.0),
+        ([row(5.0)], 4.5 + 1.5 + 8.0 + 3.0),
+        ([row(5.0), row(30.0, arm="cpu:compile")], 29.5 + 1.5 + 8.0 + 15.0),
+        ([row(5.0), row(5.0, arm="cpu:compile")], 4.5 + 1.5 + 8.0 + 3.0),
+        ([row(5.0), row(30.0, arm="cpu:compile", status="failed")], 4.5 + 1.5 + 8.0 + 3.0),
+        ([row(30.0, arm="cpu:compile"), row(5.0)], 29.5 + 1.5 + 8.0 + 15.0),
     ],
 )
 @pytest.mark.parametrize("arm", ["cpu:bf16", "cpu:bf16+compile"])
 def test_what_is_kept_back_is_the_dearest_last_run_of_those_that_ran_and_a_gate(ran, kept, arm):
-    """Not that of the trial which hangs: it will not win."""
+    """Not that of the trial which hangs: it will not win. The gate of a compiled one compiles again."""
     room = laboratory(Budget(seconds=300, rung_seconds=0.5))
     room.rows = list(ran)
     room.gates = {name: GateRow(arm=name, passed=True, error=0.1, seconds=s) for name, s in (("a", 3.0), ("b", 2.0))}
     life = room.budget.trial_life(room, Config(arm, 4), 0, gate_batch=4, last=False)
-    assert life == pytest.approx(300.0 - room.budget.spent(room) - kept - 3.0)
+    assert life == pytest.approx(300.0 - room.budget.spent(room) - kept)
 
 
 @pytest.mark.parametrize(("batch", "rung", "expected"), [(8, 0, 4.0), (8, 1, 5.0), (4, 1, 20.0)])
@@ -120,7 +121,7 @@ def test_whatever_the_budget_a_trial_that_never_ends_costs_no_more_than_a_trial_
     """One that begins when it is only just afforded may take twice what it is expected to."""
     found = {budget: searched(float(budget), hangs) for budget in range(30, 700, 10)}
     over = [budgets.spent(one.rows, one.gates) - s for s, one in found.items() if not all(r.ok for r in one.rows)]
-    assert len(over) > 50 and max(over) <= trial_s
+    assert len(over) > 40 and max(over) <= trial_s
 
 
 def test_a_search_that_goes_on_tries_again_what_its_budget_ended_if_it_has_a_longer_one():
