@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +98,21 @@ def found(number=4):
 def test_what_is_large_or_finds_no_room_is_not_kept(tmp_path, monkeypatch):
     remembered = Remembered(tmp_path / "kept")
     monkeypatch.setattr(evidence, "MOST_BYTES", 100)
+    monkeypatch.setattr(evidence, "DISK_BYTES_PER_S", 0.0)
     remembered.get("large", lambda: found(100))
     monkeypatch.setattr(evidence, "ROOM", 2**60)
     remembered.get("no room", found)
     assert not list(tmp_path.rglob("*.p*"))
     (tmp_path / "file").write_text("")
     assert Remembered(tmp_path / "file" / "below").get("x", found).losses == [1.0], "no failure of the disk is told"
+
+
+@pytest.mark.parametrize(("per_s", "is_kept"), [(1e3, False), (1e12, True)])
+def test_what_is_large_is_kept_where_to_compute_it_took_longer_than_to_write_it(tmp_path, monkeypatch, per_s, is_kept):
+    monkeypatch.setattr(evidence, "MOST_BYTES", 100)
+    monkeypatch.setattr(evidence, "DISK_BYTES_PER_S", per_s)
+    Remembered(tmp_path / "kept").get("large", lambda: time.sleep(0.01) or found(100))
+    assert bool(list(tmp_path.rglob("*.pt"))) == is_kept
 
 
 def test_jobs_share_references_unless_they_ask_for_another_workload(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 CPU, CARD = "CPU", "card"
 """What evidence may be computed by."""
-MOST_BYTES = 2**28
-"""Larger evidence is computed anew: to write and read it would take as long."""
+MOST_BYTES, MOST_SLOW_BYTES = 2**28, 2**32
+"""Larger evidence is kept only where writing it takes less time than it took to compute; and the largest never."""
+DISK_BYTES_PER_S = 2e8
+"""At least what a disk takes."""
 ROOM = 4
 """Times its size that must be free on the disk for it to be kept."""
 
@@ -57,8 +60,11 @@ class Remembered:
         """What is remembered under this name, or what ``make`` gives, remembered from now on."""
         known = self._read(name)
         if known is None:
+            began = time.perf_counter()
             known = make()
-            self._write(name, known)
+            took = time.perf_counter() - began
+            if known.num_bytes <= max(MOST_BYTES, min(MOST_SLOW_BYTES, took * DISK_BYTES_PER_S)):
+                self._write(name, known)
         return known
 
     def forget(self) -> None:
@@ -79,7 +85,7 @@ class Remembered:
     def _write(self, name: str, found: Evidence) -> None:
         import torch
 
-        if self.folder is None or found.num_bytes > MOST_BYTES:
+        if self.folder is None:
             return
         part = self.folder / f"{name}.part"
         try:
