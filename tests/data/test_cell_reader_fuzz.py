@@ -18,6 +18,7 @@ from hotlap.data.imagej_roi import read_rois, write_rois
 from hotlap.data.micrograph import read_pictures
 from hotlap.data.tiff import write_tiff
 from hotlap.data.yolo_seg import read_yolo, write_yolo
+from hotlap.kernels.unfilter.op import unfilter
 
 Image = pytest.importorskip("PIL.Image", reason="micrographs are read by Pillow")
 pytest.importorskip("numba")
@@ -64,8 +65,8 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_damaged_micrographs(name, tmp_path):
+@pytest.mark.parametrize(("name", "rows"), [*((name, None) for name in PICTURES), ("rgb.png", unfilter)])
+def test_damaged_micrographs(name, rows, tmp_path):
     path, content = tmp_path / name, PICTURES[name]()
 
     @FUZZ
@@ -74,7 +75,8 @@ def test_damaged_micrographs(name, tmp_path):
         path.write_bytes(damage(content, changes))
         pages: list[object] = []
         sound_or_ours(
-            lambda: pages.extend(read_pictures(path, most_pixels=1 << 20, hear=pages.append)), path.stat().st_size
+            lambda: pages.extend(read_pictures(path, most_pixels=1 << 20, hear=pages.append, rows=rows)),
+            path.stat().st_size,
         )
 
     path.write_bytes(content)

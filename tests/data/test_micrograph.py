@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from hotlap.data.micrograph import numbers_in, pictures_in, read_pictures
 from hotlap.data.picture_file import UnreadablePicture
-from hotlap.data.png16 import read_png16
+from hotlap.data.png import is_plain, read_png
 from hotlap.data.tiff import write_tiff
+from hotlap.kernels.unfilter.cases import filtered
+from hotlap.kernels.unfilter.op import unfilter
 
 
 def one(path, **limits):
@@ -25,30 +27,20 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png16(values, kinds=(0, 1, 2, 3, 4)):
-    """A PNG of 16 bits whose rows use every filter in turn, written from the format's description."""
+def png(values, kinds=(0, 1, 2, 3, 4), *parts, interlaced=0):
+    """A PNG whose rows use these filters in turn; ``parts`` are further ones of the file, before the pixels."""
     height, width, channels = values.shape
-    step = channels * 2
-    rows = values.astype(">u2").view(np.uint8).reshape(height, -1).astype(int)
-    packed = b""
-    for n, row in enumerate(rows):
-        above = rows[n - 1] if n else np.zeros_like(row)
-        left, corner = np.roll(row, step), np.roll(above, step)
-        left[:step] = corner[:step] = 0
-        p = left + above - corner
-        nearest = np.stack([abs(p - left), abs(p - above), abs(p - corner)]).argmin(0)
-        guess = [0 * row, left, above, (left + above) // 2, np.choose(nearest, [left, above, corner])][
-            kinds[n % len(kinds)]
-        ]
-        packed += bytes([kinds[n % len(kinds)]]) + ((row - guess) % 256).astype(np.uint8).tobytes()
-    header = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(packed)) + chunk(b"IEND", b"")
+    bits = 8 * values.dtype.itemsize
+    stored = filtered(values.astype(values.dtype.newbyteorder(">")).view(np.uint8).reshape(height, width, -1), kinds)
+    header = struct.pack(">IIBBBBB", width, height, bits, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, interlaced)
+    data = chunk(b"IDAT", zlib.compress(stored.tobytes()))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(parts) + data + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
 def test_colour_of_16_bits_keeps_them(tmp_path, channels):
     values = np.random.default_rng(0).integers(0, 65536, (13, 9, channels)).astype(np.uint16)
-    (tmp_path / "a.png").write_bytes(png16(values))
+    (tmp_path / "a.png").write_bytes(png(values))
     got = one(tmp_path / "a.png").pixels
     assert got.dtype == np.uint16
     np.testing.assert_array_equal(got, values[..., : 1 if channels == 2 else 3])
@@ -56,21 +48,86 @@ def test_colour_of_16_bits_keeps_them(tmp_path, channels):
     np.testing.assert_array_equal(one(tmp_path / "a.tif").pixels, got)
 
 
-@pytest.mark.parametrize("kinds", [(0,), (1, 2), (4,), (3, 4), (0, 1, 2, 3, 4)])
-@pytest.mark.parametrize("size", [(1, 1), (1, 12), (12, 1), (2, 2), (7, 20), (20, 7)])
-def test_16_bits_of_any_size_by_any_filter(size, kinds):
-    values = np.random.default_rng(1).integers(0, 65536, (*size, 3)).astype(np.uint16)
-    np.testing.assert_array_equal(read_png16(png16(values, kinds)), values)
+@pytest.mark.parametrize("size", [(1, 1), (1, 12), (12, 1), (7, 20)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_png_of_any_size_and_colour(size, channels, kind, tmp_path):
+    values = np.random.default_rng(1).integers(0, np.iinfo(kind).max + 1, (*size, channels)).astype(kind)
+    content = png(values)
+    np.testing.assert_array_equal(read_png(content), values)
+    (tmp_path / "a.png").write_bytes(content)
+    for rows in (None, unfilter):
+        np.testing.assert_array_equal(read_png(content, rows), values)
+        got = one(tmp_path / "a.png", rows=rows).pixels
+        np.testing.assert_array_equal(got, values[..., : 1 if channels < 3 else 3])
+    if kind == np.uint8:
+        np.testing.assert_array_equal(np.atleast_3d(np.asarray(Image.open(tmp_path / "a.png"))), values)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "1", "I;16"])
+@pytest.mark.parametrize("level", [1, 9])
+def test_pngs_of_pillow_are_read_as_by_pillow(mode, level, tmp_path):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 31, 3), np.uint8))
+    image = Image.new("I;16", (31, 40), 777) if mode == "I;16" else noise.convert(mode)
+    image.save(tmp_path / "a.png", compress_level=level, dpi=(90, 90))
+    got, want = (one(tmp_path / "a.png", rows=rows).pixels for rows in (unfilter, None))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+VALUES = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
+TURN = struct.pack(">2sHIHHHII", b"MM", 42, 8, 1, 0x0112, 3, 1, 6 << 16) + bytes(4)
+"""EXIF that says: turned by a quarter."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "plain", "shape"),
+    [
+        ([], True, (6, 9, 3)),
+        ([chunk(b"tEXt", b"Software\0mine")], True, (6, 9, 3)),
+        ([chunk(b"eXIf", TURN)], False, (9, 6, 3)),
+        ([chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 34\n" + (b"Exif\0\0" + TURN).hex().encode())], False, None),
+        ([chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='6'/>")], False, None),
+        ([chunk(b"wHAT", b"")], False, (6, 9, 3)),
+    ],
+)
+def test_only_what_leaves_the_samples_alone_is_plain(parts, plain, shape, tmp_path):
+    content = png(VALUES, (0, 1, 2, 3, 4), *parts)
+    assert is_plain(content) == plain
+    (tmp_path / "a.png").write_bytes(content)
+    got, want = (one(tmp_path / "a.png", rows=rows).pixels for rows in (unfilter, None))
+    assert shape is None or got.shape == shape
+    np.testing.assert_array_equal(got, want)
+    assert not is_plain(png(VALUES, (0,), interlaced=1)) and not is_plain(content[:20]) and not is_plain(b"")
+
+
+def test_only_with_compiled_rows_pillow_is_not_asked(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(png(VALUES))
+    asked, prepare = [], PngImagePlugin.PngImageFile.load_prepare
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", lambda self: asked.append(1) or prepare(self))
+    one(tmp_path / "a.png", rows=unfilter)
+    assert not asked
+    one(tmp_path / "a.png")
+    assert asked
+
+
+@pytest.mark.parametrize("rows", [None, unfilter])
+@pytest.mark.parametrize("cut", [60, 200, 1500])
+def test_a_png_that_is_cut_short_is_named(cut, rows, tmp_path):
+    content = png(np.random.default_rng(0).integers(0, 256, (40, 31, 3), np.uint8))
+    (tmp_path / "a.png").write_bytes(content[:cut])
+    with pytest.raises(UnreadablePicture, match=r"a\.png' cannot be read: .*(truncated|cut short)"):
+        one(tmp_path / "a.png", rows=rows)
 
 
 def test_a_filter_that_there_is_not_is_named():
-    content = png16(np.ones((2, 2, 3), np.uint16), (0,))
+    content = png(np.ones((2, 2, 3), np.uint16), (0,))
     start = content.index(b"IDAT") + 4
     packed = bytearray(zlib.decompress(content[start:-16]))
     packed[13] = 5
     bad = content[: start - 8] + chunk(b"IDAT", zlib.compress(bytes(packed))) + content[-12:]
     with pytest.raises(ValueError, match="a row has the filter 5"):
-        read_png16(bad)
+        read_png(bad)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +349,9 @@ def bad(folder, kind):
     elif kind == "truncated tiff":
         path.write_bytes(write_tiff(good)[:2000])
     elif kind == "truncated 16 bit":
-        path.write_bytes(png16(good.astype(np.uint16))[:300])
+        path.write_bytes(png(good.astype(np.uint16))[:300])
     elif kind == "damaged 16 bit":
-        content = bytearray(png16(good.astype(np.uint16)))
+        content = bytearray(png(good.astype(np.uint16)))
         content[200] ^= 255
         path.write_bytes(content)
     elif kind == "unknown 16 bit":
@@ -326,7 +383,8 @@ def bad(folder, kind):
         ("cmyk tiff", "CMYK"), ("lab tiff", "its colours are LAB"),
         ("nan", "of its 2000 numbers are NaN"), ("infinite", "9 of its 9 numbers"),
         ("missing", "No such file"), ("truncated tiff", "cut short"), ("truncated 16 bit", ""),
-        ("damaged 16 bit", "decompressing"), ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
+        ("damaged 16 bit", "its compressed data are damaged"),
+        ("unknown 16 bit", "compression 34925 is not read with 16 bits"),
         ("five channels", "5 channels, not 1 or 3"), ("no page", "it has no page"),
         ("complex tiff", "its samples of 64 bits are not read"), ("no pixels", "its PNG header is damaged"),
         ("truncated webp", "its WEBP data are cut short or damaged: could not"),

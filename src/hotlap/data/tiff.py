@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.base.errors import DataError
+from hotlap.data.deflate import deflate, inflate
 from hotlap.data.file_bytes import read_whole
 from hotlap.data.picture_file import require_pillow
 
@@ -137,8 +137,8 @@ def _unpack(data: bytes, compression: int, rows: int, size: int) -> bytes:
     """The bytes of a piece of so many rows, at most ``size``; fewer if it is damaged."""
     if compression in DEFLATE:
         try:
-            return zlib.decompressobj().decompress(data, size)
-        except zlib.error:
+            return inflate(data, size)
+        except ValueError:
             return b""
     if compression in LZW:
         return _unpack_lzw(data, rows, size)
@@ -288,7 +288,7 @@ def write_tiff(picture: np.ndarray) -> bytes:  # [H, W] or [H, W, 3]
     samples = picture.shape[2] if picture.ndim == 3 else 1
     data = np.ascontiguousarray(picture, picture.dtype.newbyteorder("<"))
     rows = max(1, min(height, (1 << 18) // max(1, data[:1].nbytes)))
-    strips = [zlib.compress(data[top : top + rows].tobytes(), 3) for top in range(0, height, rows)]
+    strips = [deflate(data[top : top + rows].tobytes()) for top in range(0, height, rows)]
     counts = [len(strip) for strip in strips]
     offsets = [8 + sum(counts[:n]) for n in range(len(strips))]
     end = 8 + sum(counts) + sum(counts) % 2

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from hotlap.base.errors import HotlapError
+from hotlap.kernels.unfilter import op as unfilter_op
 from hotlap.measure.beside import settle
 from hotlap.measure.nursery_main import shed_threads, unfit
 from hotlap.measure.passing import Shelf, receive, send
@@ -71,6 +72,7 @@ def warm_up() -> None:
         segment_maps(maps[: len(names)], names)
     for kind in (np.uint8, np.uint16):
         normalise(random.integers(200, size=(32, 32, 3), dtype=kind))
+    unfilter_op.warm_up()
     import PIL.Image
 
     PIL.Image.init()

@@ -18,6 +18,7 @@ from hotlap.base.errors import DataError, HotlapError
 from hotlap.base.format import format_bytes
 from hotlap.data.micrograph import page_name, read_pictures
 from hotlap.data.picture_file import PictureTooLarge
+from hotlap.kernels.unfilter.op import compiled_rows
 from hotlap.segment.done import Done, content_digest
 from hotlap.segment.normalise import normalise
 
@@ -88,7 +89,7 @@ class Reading:
             bad = list[Bad]()
             pages = read_pictures(
                 path, most_pixels=self._most_pixels(), skip=finished, begin=begin,
-                hear=lambda page: bad.append(Bad(path, self._reason(page))),
+                hear=lambda page: bad.append(Bad(path, self._reason(page))), rows=compiled_rows(),
             )  # fmt: skip
             for picture in pages:
                 yield from bad

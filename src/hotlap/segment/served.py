@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hotlap.base.errors import ConfigError, DataError, UsageError
 from hotlap.base.events import Emit
 from hotlap.data.micrograph import pictures_in
+from hotlap.kernels.unfilter import op as unfilter_op
 from hotlap.measure.arms import ArmSpec
 from hotlap.measure.loaded_workload import LoadedWorkload, arm_on
 from hotlap.measure.servable import OBJECTS, Decoded, ModelSpec, Rows, Signature, TensorSpec, answer_head
@@ -99,6 +100,7 @@ class SegmentServable:
         maps = np.random.default_rng(0).random((len(MAPS), 32, 32), np.float32)
         for names in (MAPS, MAPS[:1]):  # other steps are taken where only the foreground is known
             find_objects(maps[: len(names)], names, {})
+        unfilter_op.warm_up()
 
     def answers(self, signature: Signature) -> str:
         return OBJECTS
@@ -236,7 +238,7 @@ def _is_one_map(signature: Signature) -> bool:
 
 def read_upload(body: bytes, name: str) -> np.ndarray:  # [H, W, 3] uint8
     """The one picture in a client's bytes, normalised; ``name`` is for messages alone."""
-    pictures = pictures_in(body, Path(name), most_pixels=MAX_PIXELS)
+    pictures = pictures_in(body, Path(name), most_pixels=MAX_PIXELS, rows=unfilter_op.compiled_rows())
     first = next(pictures)
     if first.num_pages > 1:
         raise DataError(f"picture {name!r} has {first.num_pages} pages", expected="one", remedy="Send one page")
