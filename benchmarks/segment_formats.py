@@ -4,8 +4,9 @@
 
 Drawn pictures of cells, with maps as a network would give that has learned them: the truth, blurred. The parts take
 turns, a round each: the picture read from PNG by ours and by Pillow, objects told apart and measured, with and without
-outlines, then what each format adds to that, in memory. Milliseconds are those of the thread's processor. First it is seen that the objects found are those drawn, and
-that the lines of a JPEG overlay have their colours; else there are no figures.
+outlines, then what each format adds to that, in memory. Milliseconds are those of the thread's processor. First it is
+seen that the picture read is the one written, that the objects found are those drawn, and that the lines of a JPEG
+overlay have their colours; else there are no figures.
 """
 
 from __future__ import annotations
