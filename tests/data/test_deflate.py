@@ -23,7 +23,7 @@ def library(request, monkeypatch):
     if request.param == "isal":
         pytest.importorskip("isal")
     else:
-        monkeypatch.setattr(module, "_fast", None)
+        monkeypatch.setattr(module, "_library", lambda: (zlib, 3))
 
 
 @pytest.mark.usefixtures("library")

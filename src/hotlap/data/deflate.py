@@ -5,25 +5,33 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any
-
-try:
-    from isal import isal_zlib as _fast
-except ImportError:  # of the extra `segment`; there are machines that it has no package for
-    _fast: Any = None  # type: ignore[no-redef]
 
 
 def deflate(content: bytes) -> bytes:
     """Packed quickly; which bytes that gives depends on the library, what they unpack to does not."""
-    return _fast.compress(content, 1) if _fast is not None else zlib.compress(content, 3)
+    library, level = _library()
+    packed: bytes = library.compress(content, level)
+    return packed
 
 
 def inflate(packed: bytes, most: int) -> bytes:
     """What was packed, at most so many bytes, and fewer where it was cut short; ValueError where it is damaged."""
-    library: Any = _fast or zlib
+    library, _ = _library()
     try:
         made: bytes = library.decompressobj().decompress(packed, most)
     except (library.error, zlib.error) as error:
         raise ValueError(f"its compressed data are damaged: {error}") from error
     return made
+
+
+@functools.cache
+def _library() -> tuple[Any, int]:
+    """The library, and the level at which it packs quickly and well."""
+    try:
+        from isal import isal_zlib
+    except ImportError:  # it is of the extra `segment`, and there are machines that it has no package for
+        return zlib, 3
+    return isal_zlib, 1
