@@ -40,7 +40,7 @@ class Runs(NamedTuple):
 def label_runs(labels: np.ndarray) -> Runs:  # [H, W]
     """The runs of each label but 0."""
     height, width = labels.shape
-    # Where a pixel differs from the one above it: turning the picture, to see its columns, takes five times as long.
+    # Where a pixel differs from the one above it: with the picture turned, to see columns, all takes 15 times as long.
     down, across = np.flatnonzero(labels[1:] != labels[:-1]), np.flatnonzero(labels[0, 1:] != labels[-1, :-1])
     begin = np.sort(np.concatenate([[0], down % width * height + down // width + 1, (across + 1) * height]))
     end, whose = np.append(begin[1:], labels.size), labels[begin % height, begin // height]

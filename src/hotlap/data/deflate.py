@@ -1,4 +1,4 @@
-"""Bytes packed by Deflate in zlib's wrapping, by the faster of two libraries that give the same.
+"""Bytes packed by Deflate in zlib's wrapping, by the faster of two libraries that understand each other.
 
 ``isal`` unpacks the bytes of a picture in half to three quarters of zlib's time, and packs labels in an eighth.
 """

@@ -18,7 +18,7 @@ from hotlap.data.outline import Outline, Polygon
 def write_geojson(outlines: Sequence[Outline], measured: Mapping[int, Mapping[str, Any]], category: str) -> str:
     """A FeatureCollection with one feature for each object; ``measured`` has the numbers of each label.
 
-    It is put together as text: made as objects first, the corners alone would take thrice as long. Measurements have
+    It is put together as text: made as objects first, the corners alone would take twice as long. Measurements have
     seven digits, as those of tables.
     """
     kind, numbers = json.dumps({"name": category}), _Numbers()

@@ -189,10 +189,10 @@ class Session:
         if not self.spec.graph:
             return self._step_on(batch)
         if self._graph is None:
-            before = self.scaler.state_dict() if self.scaler is not None else {}
+            scale = self.scaler.state_dict() if self.scaler is not None else {}
             self._graph = GraphedStep(self._step_on, batch, model=self.plain_model, optimizer=self.optimizer)
             if self.scaler is not None:  # what overflowed before the recording is no word on the step that follows
-                self.scaler.load_state_dict(before)
+                self.scaler.load_state_dict(scale)
         return self._graph(batch)
 
     def run_tail(self, batch: Batch) -> Tensor:
