@@ -128,6 +128,9 @@ def test_settings_outside_their_range_are_named(name, value, words):
 class Later:
     """An event of a card that is not here: what waits for it is given one batch later."""
 
+    def query(self):
+        return False
+
     def synchronize(self):
         pass
 
