@@ -47,7 +47,7 @@ def encode_overlay(drawn: np.ndarray) -> tuple[str, bytes]:  # [H, W, 3] uint8
     if max(drawn.shape) > _JPEG_SIDE:
         return ".png", encode_png(drawn)
     buffer = io.BytesIO()
-    require_pillow().fromarray(drawn).save(buffer, "JPEG", quality=95, subsampling=0)
+    require_pillow().fromarray(drawn).save(buffer, "JPEG", quality=90, subsampling=0)
     return ".jpg", buffer.getvalue()
 
 
