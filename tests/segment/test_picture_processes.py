@@ -31,7 +31,7 @@ from hotlap.segment import predict_folder as module
 from hotlap.segment.done import Done, content_digest, prepare
 from hotlap.segment.finishing import Facts, Finishing
 from hotlap.segment.normalise import normalise
-from hotlap.segment.picture_processes import PictureProcesses
+from hotlap.segment.picture_processes import PictureProcesses, places
 from hotlap.segment.predict import ManyConfig
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
@@ -430,7 +430,7 @@ from bright import bright_predictor
 from pathlib import Path
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
-from hotlap.segment.picture_processes import PictureProcesses
+from hotlap.segment.picture_processes import PictureProcesses, places
 once = PictureProcesses._is_ready
 def ready(self):
     while not once(self):
@@ -530,6 +530,33 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
         for thread in threads:
             thread.join()
     assert here == ["0"] and {path.stem for path in work.done.out.glob("done/*.json")} == {"0", "1", "2", "3"}
+
+
+def test_a_fifth_of_the_cpus_is_left_to_what_feeds_the_card(work, patient, monkeypatch):
+    assert [places(cpus) for cpus in (1, 2, 4, 5, 8, 16, 64)] == [1, 2, 4, 4, 7, 13, 52]
+    ask, lock, at_work, most = picture_processes._Seat.ask, threading.Lock(), [], []
+
+    def counted(self, question):
+        with lock:
+            at_work.append(self)
+            most.append(len(at_work))
+        time.sleep(0.02)
+        try:
+            return ask(self, question)
+        finally:
+            with lock:
+                at_work.remove(self)
+
+    monkeypatch.setattr(picture_processes._Seat, "ask", counted)
+    monkeypatch.setattr(picture_processes, "places", lambda cpus: 2)
+    with PictureProcesses() as processes:
+        finish = lambda n: processes.finish(work, Facts(n, n, "", 1), [example_maps()], None)  # noqa: E731
+        threads = [threading.Thread(target=finish, args=(str(n),)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(most) == 6 and max(most) == 2
 
 
 def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):

@@ -28,6 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from hotlap.base.errors import EnvironmentUnusable
+from hotlap.device.host import read_host
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
 from hotlap.measure.passing import Shelf, receive, send
@@ -47,6 +48,16 @@ DIED = (
 Work = Finishing | Reading
 
 
+def places(cpus: int) -> int:
+    """How many processes may be at work together, readers and others.
+
+    A fifth of the CPUs is left to the threads that ask them and to the one that feeds the card. Where all CPUs are
+    taken, each of these waits for a turn of the scheduler, milliseconds, whenever it has let go of the interpreter's
+    lock, which the one that feeds the card does a hundred times a batch.
+    """
+    return max(1, cpus - cpus // 5)
+
+
 class PictureProcesses:
     """Reads and finishes pictures for threads that ask for it, each with a process of its own as long as it asks."""
 
@@ -54,6 +65,7 @@ class PictureProcesses:
         self._lock = threading.Lock()
         self._free: defaultdict[Work, queue.LifoQueue[_Seat]] = defaultdict(queue.LifoQueue)
         self._seats: list[_Seat] = []
+        self._places = threading.Semaphore(places(read_host().usable_cpus))
         self._ready = False
         self._why_not = "" if can_fork() else f"{sys.platform} cannot fork safely"
         self._is_told = False
@@ -150,7 +162,8 @@ class PictureProcesses:
                     seat.take(Connection(ours.detach()))
                     socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
                 seat.tell(work)
-            return seat.ask(question)
+            with self._places:
+                return seat.ask(question)
         except (EOFError, OSError) as error:
             seat.leave()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:  # nobody has died

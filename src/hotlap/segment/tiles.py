@@ -268,11 +268,9 @@ def _begin(queue: list[Waiting], predict: Predict) -> list[_Canvas]:
 
 
 def _stacked(tiles: Sequence[np.ndarray], *, pinned: bool) -> Tensor:  # [h, w, C] each -> [n, h, w, C]
-    """Tiles put together, for a card where it can fetch them by itself: otherwise they would be copied once more.
-
-    By torch: numpy lets go of the interpreter's lock at every tile, and where threads and processes that read and finish
-    pictures keep all cores busy, it took ten times as long to have it back as to copy the tile.
-    """
-    given = [torch.from_numpy(tile) for tile in tiles]
-    made = torch.empty((len(tiles), *tiles[0].shape), dtype=given[0].dtype, pin_memory=pinned)
-    return torch.stack(given, out=made)
+    """Tiles put together, for a card where it can fetch them by itself: otherwise they would be copied once more."""
+    if not pinned:
+        return torch.from_numpy(np.stack(tiles))
+    made = torch.empty((len(tiles), *tiles[0].shape), dtype=torch.uint8, pin_memory=True)
+    np.stack(tiles, out=made.numpy())
+    return made
