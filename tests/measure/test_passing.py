@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hotlap.measure.passing import LARGEST_HELD, Shelf, put, receive, send
+from hotlap.measure.passing import LARGEST_HELD, MOST_SHOWN, Shelf, Window, put, receive, send
 
 
 @pytest.fixture
@@ -100,3 +100,29 @@ def test_a_shelf_shows_one_array_after_the_other_where_the_last_one_was():
     assert shelf.hold("picture", np.ones(2, np.uint8)).tolist() == [1, 1] and shelf.hold("maps", first).tolist()
     large = np.zeros(LARGEST_HELD + 1, np.uint8)
     assert shelf.hold("maps", large).data_ptr() != shelf.hold("maps", large).data_ptr(), "too much to keep"
+
+
+def test_through_a_window_a_shelf_is_mapped_once(pipe):
+    here, there = pipe
+    shelf, window, before = Shelf(), Window(), open_files()
+
+    def shown(maps, picture):
+        send(here, (shelf.hold("maps", maps), shelf.hold("picture", picture)))
+        got = receive(there, window)
+        np.testing.assert_array_equal(got[0].numpy(), maps)
+        np.testing.assert_array_equal(got[1].numpy(), picture)
+        return [tensor.data_ptr() for tensor in got]
+
+    maps, picture = np.ones((2, 50, 60), np.float32), np.zeros((50, 60, 3), np.uint8)
+    first = shown(maps, picture)
+    assert shown(maps + 1, picture + 1) == first, "where it was, with what is there now"
+    other = shown(maps[:, :40], picture + 2)
+    assert other[0] != first[0] and other[1] == first[1]
+    assert len(window._mapped) == MOST_SHOWN, "what is shown no more is let go of"
+    assert shown(maps[:, :30], picture[:30]) != other and len(window._mapped) == MOST_SHOWN
+    large = np.zeros(LARGEST_HELD + 1, np.uint8)
+    send(here, shelf.hold("maps", large))
+    assert receive(there, window).numel() == len(large) and len(window._mapped) == MOST_SHOWN
+    assert all(size <= LARGEST_HELD for *_, size in window._mapped), "too much to keep"
+    del shelf, window
+    assert open_files() <= before

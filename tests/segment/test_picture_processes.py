@@ -14,6 +14,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -31,7 +32,7 @@ from hotlap.segment import predict_folder as module
 from hotlap.segment.done import Done, content_digest, prepare
 from hotlap.segment.finishing import Facts, Finishing
 from hotlap.segment.normalise import normalise
-from hotlap.segment.picture_processes import PictureProcesses, places
+from hotlap.segment.picture_processes import PictureProcesses
 from hotlap.segment.predict import ManyConfig
 from hotlap.segment.predict_config import FORMATS, SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
@@ -226,7 +227,7 @@ def test_a_picture_that_kills_twice_is_named_and_done_another_time(folder, not_h
     assert (again.num_images, again.num_before, again.bad) == (1, NUM - 1, {})
 
 
-@pytest.mark.parametrize(("what", "name"), [("read", "3.png"), ("next", "3.png"), ("next", "stack.tif")])
+@pytest.mark.parametrize(("what", "name"), [("read", "3.png"), ("next", "stack.tif")])
 def test_a_file_whose_process_is_killed_is_gone_on_with_in_another(folder, shared, deadly, reading, what, name):
     deadly.update(times=1, what=what, name=name, processes=shared, number=len(living_forks(shared)) + 1)
     found = [item.name for item in shared.read(reading, name, folder / name)]
@@ -430,7 +431,7 @@ from bright import bright_predictor
 from pathlib import Path
 from hotlap.segment.predict_config import SegmentPredictConfig
 from hotlap.segment.predict_folder import predict_folder
-from hotlap.segment.picture_processes import PictureProcesses, places
+from hotlap.segment.picture_processes import PictureProcesses
 once = PictureProcesses._is_ready
 def ready(self):
     while not once(self):
@@ -532,8 +533,7 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
     assert here == ["0"] and {path.stem for path in work.done.out.glob("done/*.json")} == {"0", "1", "2", "3"}
 
 
-def test_a_fifth_of_the_cpus_is_left_to_what_feeds_the_card(work, patient, monkeypatch):
-    assert [places(cpus) for cpus in (1, 2, 4, 5, 8, 16, 64)] == [1, 2, 4, 4, 7, 13, 52]
+def test_no_more_processes_are_at_work_than_there_are_cpus(work, patient, monkeypatch):
     ask, lock, at_work, most = picture_processes._Seat.ask, threading.Lock(), [], []
 
     def counted(self, question):
@@ -548,7 +548,7 @@ def test_a_fifth_of_the_cpus_is_left_to_what_feeds_the_card(work, patient, monke
                 at_work.remove(self)
 
     monkeypatch.setattr(picture_processes._Seat, "ask", counted)
-    monkeypatch.setattr(picture_processes, "places", lambda cpus: 2)
+    monkeypatch.setattr(picture_processes, "read_host", lambda: SimpleNamespace(usable_cpus=2))
     with PictureProcesses() as processes:
         finish = lambda n: processes.finish(work, Facts(n, n, "", 1), [example_maps()], None)  # noqa: E731
         threads = [threading.Thread(target=finish, args=(str(n),)) for n in range(6)]
@@ -557,6 +557,18 @@ def test_a_fifth_of_the_cpus_is_left_to_what_feeds_the_card(work, patient, monke
         for thread in threads:
             thread.join()
     assert len(most) == 6 and max(most) == 2
+
+
+def test_a_file_with_one_picture_is_asked_for_once(folder, reading, shared, monkeypatch):
+    asked, ask = [], picture_processes._Seat.ask
+    monkeypatch.setattr(picture_processes._Seat, "ask", lambda self, question: asked.append(1) or ask(self, question))
+    for name, pages in (("0.png", 1), ("stack.tif", 2), ("1.png", 1)):
+        asked.clear()
+        items = list(shared.read(reading, Path(name).stem, folder / name))
+        assert [type(item) for item in items] == [Loaded] * pages
+        assert len(asked) == (1 if pages == 1 else pages + 1)
+        for item in items:
+            np.testing.assert_array_equal(item.picture, normalise(as_picture(TRUTH)[..., :1]))
 
 
 def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):

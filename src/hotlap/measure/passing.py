@@ -21,6 +21,8 @@ MOST_AT_ONCE = 200
 """Descriptors that the kernel takes along at a time: 253."""
 LARGEST_HELD = 32 << 20
 """Bytes of shared memory that a shelf keeps for the next array."""
+MOST_SHOWN = 2
+"""Arrays on a shelf that a window keeps in sight: a picture's maps, and the picture."""
 
 
 class _Packer(pickle.Pickler):
@@ -44,10 +46,35 @@ class _Packer(pickle.Pickler):
         return (len(self.descriptors) - 1, size, *layout)
 
 
+class Window:
+    """Shared memory as another process shows it, that on its shelf mapped once: to map it again takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int, int], Any] = {}
+
+    def storage(self, descriptor: int, size: int) -> Any:
+        """The memory behind a descriptor, which may be closed afterwards."""
+        about = os.fstat(descriptor)
+        key = about.st_dev, about.st_ino, size
+        found = self._mapped.pop(key) if key in self._mapped else _mapped(descriptor, size)
+        if about.st_ino and size <= LARGEST_HELD:
+            self._mapped[key] = found  # as long as it is mapped, no other memory has its number
+        if len(self._mapped) > MOST_SHOWN:
+            del self._mapped[next(iter(self._mapped))]
+        return found
+
+
+def _mapped(descriptor: int, size: int) -> Any:
+    import torch
+
+    kind: Any = torch.UntypedStorage
+    return kind._new_shared_fd_cpu(descriptor, size)
+
+
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, descriptors: list[int]) -> None:
+    def __init__(self, file: io.BytesIO, descriptors: list[int], window: Window | None) -> None:
         super().__init__(file)
-        self._descriptors = descriptors
+        self._descriptors, self._storage = descriptors, window.storage if window else _mapped
 
     def persistent_load(self, named: Any) -> Any:
         import torch
@@ -55,8 +82,7 @@ class _Unpacker(pickle.Unpickler):
         place, size, dtype, shape, stride, offset = named
         if place < 0:
             return torch.empty(shape, dtype=dtype)
-        kind: Any = torch.UntypedStorage
-        storage = kind._new_shared_fd_cpu(self._descriptors[place], size)
+        storage = self._storage(self._descriptors[place], size)
         return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
@@ -71,11 +97,10 @@ def put(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     if not hasattr(os, "memfd_create") or not storage.nbytes():
         return tensor
-    kind: Any = torch.UntypedStorage
     with open(os.memfd_create("hotlap"), "wb") as file:
         file.write(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
         file.flush()
-        shared = kind._new_shared_fd_cpu(file.fileno(), storage.nbytes())
+        shared = _mapped(file.fileno(), storage.nbytes())
     return torch.empty(0, dtype=tensor.dtype).set_(shared, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
@@ -110,10 +135,10 @@ def send(pipe: Any, message: Any) -> None:
             socket.send_fds(wire, [b"."], packer.descriptors[start : start + MOST_AT_ONCE])
 
 
-def receive(pipe: Any) -> Any:
+def receive(pipe: Any, window: Window | None = None) -> Any:
     """The next message in a pipe, waited for; EOFError where none will come, OSError where no more files may be open.
 
-    Only for pipes to processes of our own: what is unpickled may run code.
+    What another process's shelf shows again and again is looked at through a ``window``, one for each pipe. Only for pipes to processes of our own: what is unpickled may run code.
     """
     content = pipe.recv_bytes()
     count = int.from_bytes(content[:4], "little")
@@ -127,7 +152,7 @@ def receive(pipe: Any) -> Any:
                     raise EOFError("the pipe ended in the middle of a message")
                 if flags & socket.MSG_CTRUNC:  # the system has thrown the others away: they will never come
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return _Unpacker(io.BytesIO(memoryview(content)[4:]), descriptors).load()
+        return _Unpacker(io.BytesIO(memoryview(content)[4:]), descriptors, window).load()
     finally:
         for descriptor in descriptors:
             os.close(descriptor)  # what was mapped has a descriptor of its own

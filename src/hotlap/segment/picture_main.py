@@ -26,7 +26,7 @@ from hotlap.base.errors import HotlapError
 from hotlap.kernels.unfilter import op as unfilter_op
 from hotlap.measure.beside import settle
 from hotlap.measure.nursery_main import shed_threads, unfit
-from hotlap.measure.passing import Shelf, receive, send
+from hotlap.measure.passing import Shelf, Window, receive, send
 from hotlap.measure.process import freeze_error
 from hotlap.segment.finishing import Finishing
 from hotlap.segment.normalise import normalise
@@ -35,8 +35,8 @@ from hotlap.segment.reading import Loaded, Reading
 from hotlap.segment.targets import MAPS
 
 READY = "ready"
-OK, END, ERROR, RAISED = "ok", "end", "error", "raised"
-"""What an answer is: a value, the end of several, an error of ours, or any other."""
+OK, LAST, END, ERROR, RAISED = "ok", "last", "end", "error", "raised"
+"""What an answer is: a value, one that nothing follows, the end of several, an error of ours, or any other."""
 _ELSEWHERE = np.empty((0, 0, 3), np.uint8)
 """In the place of pixels that travel in shared memory."""
 
@@ -82,14 +82,14 @@ def work_for(descriptor: int) -> None:
     """Never returns: one question after the other, until the pipe closes."""
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            pipe, shelf = Connection(descriptor), Shelf()
+            pipe, shelf, window = Connection(descriptor), Shelf(), Window()
             work: Finishing | Reading = receive(pipe)
+            answer: tuple[str, Any]
             while True:
-                question = receive(pipe)
+                question = receive(pipe, window)
                 try:
                     if isinstance(work, Reading):
-                        _read(pipe, shelf, work, *question)
-                        answer: tuple[str, Any] = END, None
+                        answer = _read(pipe, shelf, work, *question)
                     else:
                         answer = OK, _finish(work, *question)
                 except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -107,14 +107,20 @@ def _finish(work: Finishing, facts: Any, maps: torch.Tensor, picture: torch.Tens
     return work.one(facts, maps.numpy(), None if picture is None else picture.numpy())
 
 
-def _read(pipe: Any, shelf: Shelf, work: Reading, *place: Any) -> None:
-    """Tells what is in a file from a place on, each when it is asked for; pixels lie on the shelf until then."""
+def _read(pipe: Any, shelf: Shelf, work: Reading, *place: Any) -> tuple[str, Any]:
+    """Tells what is in a file from a place on, each when it is asked for; pixels lie on the shelf until then.
+
+    Returns the end, which for a file with one picture is that picture: to be asked once more takes a thread's turn.
+    """
     for item in work.items(*place):
         picture = None
         if isinstance(item, Loaded):
             picture, item = shelf.hold("picture", item.picture), dataclasses.replace(item, picture=_ELSEWHERE)
+            if item.num_pages == 1:
+                return LAST, (item, picture)
         send(pipe, (OK, (item, picture)))
         receive(pipe)
+    return END, None
 
 
 def _portable(error: Exception) -> Exception:

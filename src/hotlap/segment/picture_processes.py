@@ -31,10 +31,10 @@ from hotlap.base.errors import EnvironmentUnusable
 from hotlap.device.host import read_host
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
-from hotlap.measure.passing import Shelf, receive, send
+from hotlap.measure.passing import Shelf, Window, receive, send
 from hotlap.measure.process import revive_error, worker_environment
 from hotlap.segment.finishing import Answer, Facts, Finishing
-from hotlap.segment.picture_main import END, ERROR, OK, READY
+from hotlap.segment.picture_main import END, ERROR, LAST, OK, READY
 from hotlap.segment.reading import Bad, Finished, Item, Reading
 
 MAIN = "hotlap.segment.picture_main"
@@ -48,16 +48,6 @@ DIED = (
 Work = Finishing | Reading
 
 
-def places(cpus: int) -> int:
-    """How many processes may be at work together, readers and others.
-
-    A fifth of the CPUs is left to the threads that ask them and to the one that feeds the card. Where all CPUs are
-    taken, each of these waits for a turn of the scheduler, milliseconds, whenever it has let go of the interpreter's
-    lock, which the one that feeds the card does a hundred times a batch.
-    """
-    return max(1, cpus - cpus // 5)
-
-
 class PictureProcesses:
     """Reads and finishes pictures for threads that ask for it, each with a process of its own as long as it asks."""
 
@@ -65,7 +55,9 @@ class PictureProcesses:
         self._lock = threading.Lock()
         self._free: defaultdict[Work, queue.LifoQueue[_Seat]] = defaultdict(queue.LifoQueue)
         self._seats: list[_Seat] = []
-        self._places = threading.Semaphore(places(read_host().usable_cpus))
+        # At work together, readers and others: with more, those whom the scheduler keeps waiting are the threads that
+        # ask them, and the one that feeds the card, whenever it has let go of the interpreter's lock.
+        self._places = threading.Semaphore(read_host().usable_cpus)
         self._ready = False
         self._why_not = "" if can_fork() else f"{sys.platform} cannot fork safely"
         self._is_told = False
@@ -112,7 +104,7 @@ class PictureProcesses:
         if not self._is_ready():
             yield from work.items(name, path)
             return
-        seat, begin, deaths, last = self._seat(work), 0, 0, ""
+        seat, begin, deaths, last, is_over = self._seat(work), 0, 0, "", False
         finished: frozenset[int] | None = None
         try:
             while deaths < 2 * ATTEMPTS:
@@ -121,8 +113,11 @@ class PictureProcesses:
                     if told[0] == END:
                         return
                     item, picture = _value(*told)
+                    is_over = told[0] == LAST
                     # Copied: its place is for the next one, and hundreds may wait for their batch.
                     yield item if picture is None else dataclasses.replace(item, picture=picture.numpy().copy())
+                    if is_over:
+                        return
                     if isinstance(item, Finished):
                         finished = frozenset(entry["page"] for entry in item.entries)
                     else:
@@ -138,7 +133,8 @@ class PictureProcesses:
                     begin += 1
             yield Bad(path, DIED.format("read the rest of it"))
         except GeneratorExit:
-            seat.leave()  # it waits to be asked for the rest
+            if not is_over:
+                seat.leave()  # it waits to be asked for the rest
             raise
         finally:
             self._free[work].put(seat)
@@ -243,6 +239,7 @@ class _Seat:
 
     def __init__(self) -> None:
         self._pipe: Any = None
+        self._window = Window()
         self.shelf = Shelf()
 
     @property
@@ -266,12 +263,12 @@ class _Seat:
     def ask(self, question: Any) -> tuple[str, Any]:
         """What the process answers, and of what kind that is; EOFError or OSError where it has died."""
         self.tell(question)
-        answer: tuple[str, Any] = receive(self._pipe)
+        answer: tuple[str, Any] = receive(self._pipe, self._window)
         return answer
 
 
 def _value(kind: str, value: Any) -> Any:
     """What an answer holds; an error is raised."""
-    if kind != OK:
+    if kind not in (OK, LAST):
         raise revive_error(value) if kind == ERROR else value
     return value
