@@ -15,7 +15,7 @@ from hotlap.data import object_table
 from hotlap.data.geojson import read_geojson, write_geojson
 from hotlap.data.imagej_roi import read_rois, write_rois
 from hotlap.data.object_table import csv_lines, read_csv, write_xlsx
-from hotlap.data.outline import Polygon, keyhole
+from hotlap.data.outline import Outline, Polygon, corner_texts, keyhole
 from hotlap.data.yolo_seg import read_yolo, write_yolo
 from hotlap.kernels.instances.cases import blobs, nested
 from hotlap.kernels.instances.op import regions
@@ -82,6 +82,23 @@ def test_geojson_leads_back_to_the_labels(tmp_path, labels):
         about = feature["properties"]
         assert about["classification"] == {"name": "cell"}
         assert about["measurements"] == ({"area": 5.0} if about["label"] == 1 else {})
+
+
+def test_corners_between_pixels_and_measurements_of_any_name_are_written_as_they_are(tmp_path):
+    ring, hole = np.array([[0, 0.5], [1 / 3, 0.5], [7, 2.25]]), np.array([[1.0, 1], [2, 1], [1, 2]])
+    found = [Outline(3, (Polygon(ring, (hole,)), Polygon(hole))), Outline(5, ())]
+    measured = {3: {'50% "width"': 0.1, "n": 2, "unit": "um", "far": float("inf")}, 5: {"n": 3}}
+    (tmp_path / "a.geojson").write_text(write_geojson(found, measured, 'a "cell"'))
+    (back, nothing) = read_geojson(tmp_path / "a.geojson")
+    np.testing.assert_array_equal(back.parts[0].outer, ring)
+    np.testing.assert_array_equal(back.parts[0].holes[0], hole)
+    np.testing.assert_array_equal(back.parts[1].outer, hole)
+    assert nothing.parts == ()
+    features = json.loads((tmp_path / "a.geojson").read_text())["features"]
+    told = [feature["properties"]["measurements"] for feature in features]
+    assert told == [{'50% "width"': 0.1, "n": 2}, {"n": 3}] and type(told[0]["n"]) is int
+    assert write_yolo([Outline(1, (Polygon(ring),))], 4, 8) == f"0 0 0.125 {1 / 24:.8g} 0.125 0.875 0.5625\n"
+    assert (write_yolo([], 4, 8), corner_texts([], str, str)) == ("", [])
 
 
 @pytest.mark.parametrize("labels", PICTURES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,13 +119,19 @@ def coco_image(image: CocoImage) -> tuple[dict[str, Any], str]:
         areas = np.add.reduceat(runs.end - runs.begin, runs.first[:-1]).tolist()
         told = zip(runs.label.tolist(), compress_runs(runs, width * height), areas, _boxes(runs, height), strict=True)
         for label, text, area, box in told:
-            score = round(float(image.scores[label - 1]), 6) if label <= len(image.scores) else None
+            score = _score(image.scores[label - 1]) if label <= len(image.scores) else "null"
             counts = text.replace("\\", "\\\\")  # of its characters the one that JSON has another use for
             lines.append(
                 f'"category_id": 1, "segmentation": {{"size": [{height}, {width}], "counts": "{counts}"}}, '
-                f'"area": {area}, "bbox": {box}, "iscrowd": 0, "score": {json.dumps(score, allow_nan=False)}}}\n'
+                f'"area": {area}, "bbox": {box}, "iscrowd": 0, "score": {score}}}\n'
             )
     return entry if image.page is None else {**entry, "page": image.page}, "".join(lines)
+
+
+def _score(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"a score of {value} is not JSON compliant")
+    return repr(round(float(value), 6))
 
 
 def _boxes(runs: Runs, height: int) -> list[list[int]]:

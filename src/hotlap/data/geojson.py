@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from hotlap.base.errors import DataError
 from hotlap.data.file_bytes import read_text
-from hotlap.data.outline import Outline, Polygon
+from hotlap.data.outline import Outline, Polygon, corner_texts
 
 
 def write_geojson(outlines: Sequence[Outline], measured: Mapping[int, Mapping[str, Any]], category: str) -> str:
@@ -21,37 +22,51 @@ def write_geojson(outlines: Sequence[Outline], measured: Mapping[int, Mapping[st
     It is put together as text: made as objects first, the corners alone would take twice as long. Measurements have
     seven digits, as those of tables.
     """
-    kind, numbers = json.dumps({"name": category}), _Numbers()
-    features = [_feature(outline, measured.get(outline.label, {}), kind, numbers) for outline in outlines]
+    kind = json.dumps({"name": category})
+    rings = [ring for outline in outlines for part in outline.parts for ring in (part.outer, *part.holes)]
+    corners = iter(corner_texts(rings, _across, _down))
+    features = [_feature(outline, measured.get(outline.label, {}), kind, corners) for outline in outlines]
     return '{"type": "FeatureCollection", "features": [' + ",\n".join(features) + "]}\n"
 
 
-class _Numbers(dict[float, str]):
-    """What to write for a coordinate, a whole one without a fraction; they are few, and each comes again and again."""
-
-    def __missing__(self, coordinate: float) -> str:
-        self[coordinate] = text = repr(int(coordinate) if coordinate.is_integer() else coordinate)
-        return text
+@functools.lru_cache(maxsize=1 << 16)
+def _across(x: float) -> str:
+    return f"[{_coordinate(x)}, "
 
 
-def _feature(outline: Outline, measured: Mapping[str, Any], kind: str, numbers: _Numbers) -> str:
-    parts = [f"[{', '.join([_ring(ring, numbers) for ring in (p.outer, *p.holes)])}]" for p in outline.parts]
+@functools.lru_cache(maxsize=1 << 16)
+def _down(y: float) -> str:
+    return f"{_coordinate(y)}]"
+
+
+def _coordinate(value: float) -> str:
+    """A whole one without a fraction."""
+    return repr(int(value) if value.is_integer() else value)
+
+
+def _feature(outline: Outline, measured: Mapping[str, Any], kind: str, corners: Iterator[list[str]]) -> str:
+    parts = [f"[{', '.join([_ring(next(corners)) for _ in (p.outer, *p.holes)])}]" for p in outline.parts]
     shape, places = ("Polygon", parts[0]) if len(parts) == 1 else ("MultiPolygon", f"[{', '.join(parts)}]")
-    found = [
-        f'"{name}": {value:.7g}' if isinstance(value, float) else f'"{name}": {value}'
-        for name, value in measured.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    ]
+    numbers = {n: v for n, v in measured.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    kinds = tuple([isinstance(value, float) for value in numbers.values()])
     return (
         f'{{"type": "Feature", "id": {outline.label}, "geometry": {{"type": "{shape}", "coordinates": {places}}}, '
         f'"properties": {{"objectType": "detection", "label": {outline.label}, "inside": {outline.inside}, '
-        f'"classification": {kind}, "measurements": {{{", ".join(found)}}}}}}}'
+        f'"classification": {kind}, "measurements": {{{_told(tuple(numbers), kinds) % tuple(numbers.values())}}}}}}}'
     )
 
 
-def _ring(ring: np.ndarray, numbers: _Numbers) -> str:
+@functools.lru_cache
+def _told(names: tuple[str, ...], are_floats: tuple[bool, ...]) -> str:
+    """How measurements are written: the same for nearly all objects."""
+    kinds = zip(names, are_floats, strict=True)
+    return ", ".join(
+        f"{json.dumps(name).replace('%', '%%')}: {'%.7g' if is_float else '%d'}" for name, is_float in kinds
+    )
+
+
+def _ring(corners: list[str]) -> str:
     """A ring that ends where it begins."""
-    corners = [f"[{numbers[x]}, {numbers[y]}]" for x, y in ring.tolist()]
     return f"[{', '.join([*corners, corners[0]])}]"
 
 

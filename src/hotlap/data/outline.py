@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,28 @@ class Outline:
     """One for each connected part; objects made by ``split`` have one."""
     inside: int = 0
     """The object in whose hole this one lies; 0 if in none."""
+
+
+def corner_texts(
+    rings: Sequence[np.ndarray],  # [P, 2] each
+    across: Callable[[float], str],
+    down: Callable[[float], str],
+) -> list[list[str]]:
+    """What to write for each corner of each ring: what its column is written as, and then its row.
+
+    Both are few in a picture, and are asked for once each; the functions had better remember them for the next one.
+    """
+    if not rings:
+        return []
+    corners = np.concatenate(rings)
+    texts = (_texts(corners[:, 0], across) + _texts(corners[:, 1], down)).tolist()
+    ends = np.cumsum([0, *map(len, rings)]).tolist()
+    return [texts[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _texts(coordinates: np.ndarray, write: Callable[[float], str]) -> Any:  # [P] -> [P] str
+    values, place = np.unique(coordinates, return_inverse=True)
+    return np.array([write(value) for value in values.tolist()], object)[place]
 
 
 def keyhole(polygon: Polygon) -> np.ndarray:  # [P, 2]

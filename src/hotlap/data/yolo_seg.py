@@ -5,6 +5,7 @@ The format has no holes: a hole is joined to the outside by a way there and back
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,30 +13,19 @@ import numpy as np
 
 from hotlap.base.errors import DataError
 from hotlap.data.file_bytes import read_text
-from hotlap.data.outline import Outline, Polygon, keyhole
+from hotlap.data.outline import Outline, Polygon, corner_texts, keyhole
 
 
 def write_yolo(outlines: Sequence[Outline], height: int, width: int, category: int = 0) -> str:
     """The lines of one picture's label file; an object in several parts has a line for each."""
-    across, down = _Shares(width), _Shares(height)
-    lines = []
-    for outline in outlines:
-        for part in outline.parts:
-            corners = " ".join([f"{across[x]} {down[y]}" for x, y in keyhole(part).tolist()])
-            lines.append(f"{category} {corners}\n")
-    return "".join(lines)
+    rings = [keyhole(part) for outline in outlines for part in outline.parts]
+    corners = corner_texts(rings, lambda x: _share(x, width), lambda y: f" {_share(y, height)}")
+    return "".join([f"{category} {' '.join(ring)}\n" for ring in corners])
 
 
-class _Shares(dict[float, str]):
-    """What to write for a coordinate; they are few, and each comes again and again."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self._side = side
-
-    def __missing__(self, coordinate: float) -> str:
-        self[coordinate] = text = f"{coordinate / self._side:.8g}"
-        return text
+@functools.lru_cache(maxsize=1 << 16)
+def _share(coordinate: float, side: int) -> str:
+    return f"{coordinate / side:.8g}"
 
 
 def read_yolo(path: Path, height: int, width: int) -> list[Outline]:

@@ -138,7 +138,8 @@ def send(pipe: Any, message: Any) -> None:
 def receive(pipe: Any, window: Window | None = None) -> Any:
     """The next message in a pipe, waited for; EOFError where none will come, OSError where no more files may be open.
 
-    What another process's shelf shows again and again is looked at through a ``window``, one for each pipe. Only for pipes to processes of our own: what is unpickled may run code.
+    What another process's shelf shows again and again is looked at through a ``window``, one for each pipe. Only for
+    pipes to processes of our own: what is unpickled may run code.
     """
     content = pipe.recv_bytes()
     count = int.from_bytes(content[:4], "little")
