@@ -1,12 +1,14 @@
-"""Bytes packed by Deflate in zlib's wrapping, by the faster of two libraries that understand each other.
+"""Bytes packed by Deflate in zlib's wrapping, by the fastest library that is there: they understand each other.
 
-``isal`` unpacks the bytes of a picture in half to three quarters of zlib's time, and packs labels in an eighth.
+``isal`` packs labels in a sixth of zlib's time, in which libdeflate takes as long as zlib. A picture's bytes libdeflate
+(the package ``deflate``) unpacks in less than half of zlib's time, ``isal`` in little more than half.
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,8 +19,11 @@ def deflate(content: bytes) -> bytes:
     return packed
 
 
-def inflate(packed: bytes, most: int) -> bytes:
+def inflate(packed: bytes, most: int) -> bytes | bytearray:
     """What was packed, at most so many bytes, and fewer where it was cut short; ValueError where it is damaged."""
+    unpack_whole = _whole_library()
+    if unpack_whole is not None and (whole := unpack_whole(packed, most)) is not None:
+        return whole
     library, _ = _library()
     try:
         made: bytes = library.decompressobj().decompress(packed, most)
@@ -35,3 +40,21 @@ def _library() -> tuple[Any, int]:
     except ImportError:  # it is of the extra `segment`, and there are machines that it has no package for
         return zlib, 3
     return isal_zlib, 1
+
+
+@functools.cache
+def _whole_library() -> Callable[[bytes, int], bytearray | None] | None:
+    """What unpacks only what is whole and no more than is asked for; of anything else it gives nothing."""
+    try:
+        from deflate import DeflateError, zlib_decompress
+    except ImportError:  # likewise
+        return None
+
+    def unpack(packed: bytes, most: int) -> bytearray | None:
+        try:
+            made: bytearray = zlib_decompress(packed, most)
+        except DeflateError:
+            return None
+        return made
+
+    return unpack

@@ -133,7 +133,7 @@ class Page:
         return _unpredict(np.frombuffer(data, np.uint8, size), shape, kind, self.tag(PREDICTOR, 1), self)
 
 
-def _unpack(data: bytes, compression: int, rows: int, size: int) -> bytes:
+def _unpack(data: bytes, compression: int, rows: int, size: int) -> bytes | bytearray:
     """The bytes of a piece of so many rows, at most ``size``; fewer if it is damaged."""
     if compression in DEFLATE:
         try:
