@@ -14,7 +14,6 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -26,6 +25,7 @@ from PIL import Image
 from hotlap.base.errors import EnvironmentUnusable, StorageError
 from hotlap.data import micrograph
 from hotlap.data.object_table import read_csv
+from hotlap.device.host import read_host
 from hotlap.measure.nursery import can_fork
 from hotlap.segment import picture_processes
 from hotlap.segment import predict_folder as module
@@ -112,7 +112,7 @@ def not_here(monkeypatch, patient):
 @pytest.fixture(scope="module")
 def shared():
     """Processes that are ready, for tests that need no run of their own."""
-    with PictureProcesses() as processes:
+    with PictureProcesses(4) as processes:
         while not processes._is_ready():
             time.sleep(0.01)
         yield processes
@@ -503,7 +503,7 @@ def test_maps_are_given_back_once_copied_and_pictures_sent_only_where_they_are_s
 
     monkeypatch.setattr(picture_processes._Seat, "ask", asked)
     refs, picture = [], np.zeros((64, 64, 3), np.uint8)
-    with PictureProcesses() as processes:
+    with PictureProcesses(4) as processes:
         for n, side in enumerate((64, 64, 50)):
             array = example_maps(side)
             refs.append(weakref.ref(array))
@@ -523,7 +523,7 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
         Finishing, "one", lambda self, facts, *given: here.append(facts.name) or one(self, facts, *given)
     )
     monkeypatch.setattr(picture_processes, "MOST_SENT", example_maps().nbytes - 1)
-    with PictureProcesses() as processes:
+    with PictureProcesses(4) as processes:
         ask = lambda n, side: processes.finish(work, Facts(n, n, "", 1), [example_maps(side)], None)  # noqa: E731
         threads = [threading.Thread(target=ask, args=(str(n), 64 - n)) for n in range(4)]
         for thread in threads:
@@ -533,7 +533,7 @@ def test_several_threads_are_answered_side_by_side_and_the_largest_stay_here(wor
     assert here == ["0"] and {path.stem for path in work.done.out.glob("done/*.json")} == {"0", "1", "2", "3"}
 
 
-def test_no_more_processes_are_at_work_than_there_are_cpus(work, patient, monkeypatch):
+def test_no_more_processes_are_at_work_than_may_be(work, patient, monkeypatch):
     ask, lock, at_work, most = picture_processes._Seat.ask, threading.Lock(), [], []
 
     def counted(self, question):
@@ -548,8 +548,7 @@ def test_no_more_processes_are_at_work_than_there_are_cpus(work, patient, monkey
                 at_work.remove(self)
 
     monkeypatch.setattr(picture_processes._Seat, "ask", counted)
-    monkeypatch.setattr(picture_processes, "read_host", lambda: SimpleNamespace(usable_cpus=2))
-    with PictureProcesses() as processes:
+    with PictureProcesses(2) as processes:
         finish = lambda n: processes.finish(work, Facts(n, n, "", 1), [example_maps()], None)  # noqa: E731
         threads = [threading.Thread(target=finish, args=(str(n),)) for n in range(6)]
         for thread in threads:
@@ -572,9 +571,13 @@ def test_a_file_with_one_picture_is_asked_for_once(folder, reading, shared, monk
 
 
 def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):
-    started = []
+    started, places = [], []
 
     class Noted(PictureProcesses):
+        def __init__(self, most):
+            places.append(most)
+            super().__init__(most)
+
         def _begin(self):
             started.append(True)
             self._why_not = "only noted"
@@ -590,3 +593,6 @@ def test_processes_are_for_cards_and_many_pictures(folder, monkeypatch):
         monkeypatch.setattr(module, "FEWEST_BYTES", size)
         predict_folder(settings(folder, redo=True), predictor=on_card)
         assert len(started) == wanted
+    cpus = read_host().usable_cpus
+    predict_folder(settings(folder, redo=True, workers=cpus + 3), predictor=on_card)
+    assert places == [max(2, cpus), max(2, cpus), cpus + 3]

@@ -28,7 +28,6 @@ from typing import IO, Any
 import numpy as np
 
 from hotlap.base.errors import EnvironmentUnusable
-from hotlap.device.host import read_host
 from hotlap.measure.beside import ATTEMPTS, ONE_THREAD
 from hotlap.measure.nursery import can_fork
 from hotlap.measure.passing import Shelf, Window, receive, send
@@ -49,15 +48,18 @@ Work = Finishing | Reading
 
 
 class PictureProcesses:
-    """Reads and finishes pictures for threads that ask for it, each with a process of its own as long as it asks."""
+    """Reads and finishes pictures for threads that ask for it, each with a process of its own as long as it asks.
 
-    def __init__(self) -> None:
+    At most ``most`` are at work together, readers and others. With more than there are CPUs, those whom the scheduler
+    keeps waiting are the threads that ask them, and the one that feeds the card, whenever it has let go of the
+    interpreter's lock.
+    """
+
+    def __init__(self, most: int) -> None:
         self._lock = threading.Lock()
         self._free: defaultdict[Work, queue.LifoQueue[_Seat]] = defaultdict(queue.LifoQueue)
         self._seats: list[_Seat] = []
-        # At work together, readers and others: with more, those whom the scheduler keeps waiting are the threads that
-        # ask them, and the one that feeds the card, whenever it has let go of the interpreter's lock.
-        self._places = threading.Semaphore(read_host().usable_cpus)
+        self._places = threading.Semaphore(most)
         self._ready = False
         self._why_not = "" if can_fork() else f"{sys.platform} cannot fork safely"
         self._is_told = False

@@ -18,7 +18,7 @@ from hotlap.base import events
 from hotlap.base.errors import EXIT_CHECK_FAILED, EXIT_OK
 from hotlap.base.events import Emit, ignore
 from hotlap.data.object_table import require_openpyxl
-from hotlap.device.host import memory_available
+from hotlap.device.host import memory_available, read_host
 from hotlap.kernels.instances.op import choose_impl
 from hotlap.measure.nursery import can_fork
 from hotlap.records.codec import encode
@@ -134,7 +134,9 @@ def predict_folder(
     if processes is None:
         device = predictor.device.type if predictor is not None else chosen_device(config).partition(":")[0]
         processes = device == "cuda" and can_fork() and _are_many(files.values())
-    with PictureProcesses() if processes else contextlib.nullcontext() as beside:  # ready when the network is
+    # Who asks for more workers than there are CPUs has slow disks, and waits for those.
+    most = max(config.workers, read_host().usable_cpus)
+    with PictureProcesses(most) if processes else contextlib.nullcontext() as beside:  # ready when the network is
         return _predict(config, emit, files, predictor or load_predictor(config, emit), beside)
 
 
