@@ -47,7 +47,7 @@ class _Packer(pickle.Pickler):
 
 
 class Window:
-    """Shared memory as another process shows it, that on its shelf mapped once: to map it again takes a millisecond."""
+    """What another process shows on its shelf, mapped once as long as it lies there: mapping it takes a millisecond."""
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int, int], Any] = {}

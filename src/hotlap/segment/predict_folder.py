@@ -134,10 +134,13 @@ def predict_folder(
     if processes is None:
         device = predictor.device.type if predictor is not None else chosen_device(config).partition(":")[0]
         processes = device == "cuda" and can_fork() and _are_many(files.values())
-    # Who asks for more workers than there are CPUs has slow disks, and waits for those.
-    most = max(config.workers, read_host().usable_cpus)
-    with PictureProcesses(most) if processes else contextlib.nullcontext() as beside:  # ready when the network is
+    with _beside(config) if processes else contextlib.nullcontext() as beside:  # ready when the network is
         return _predict(config, emit, files, predictor or load_predictor(config, emit), beside)
+
+
+def _beside(config: SegmentPredictConfig) -> PictureProcesses:
+    # Who asks for more workers than there are CPUs has slow disks, and waits for those.
+    return PictureProcesses(max(config.workers, read_host().usable_cpus))
 
 
 def _are_many(files: Collection[Path]) -> bool:
